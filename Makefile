@@ -27,12 +27,12 @@ help:
 	@echo 'make demo          real worker processes, kill -9, a pause, a refused write and a workflow, in a minute'
 	@echo 'make check         linters, types and the fast tests, in at most 90 s'
 	@echo 'make test          linters, types, docs and all tests'
-	@echo 'make test-pythons  make test with Python 3.11, 3.12 and 3.13, where they are to be had'
+	@echo 'make test-pythons  make test with Python 3.11, 3.12 and 3.13, if they are installed'
 	@echo 'make lint          linters and types only'
 	@echo 'make docs          the documentation, into site/'
 	@echo 'make sbom          what Holdfast installs, as a CycloneDX file: dist/holdfast.cdx.json'
 	@echo 'make bench         the speed figures, each with pass or miss'
-	@echo 'make chaos         every fault campaign and every long test at full size; CONTRIBUTING.md tells what each one shows:'
+	@echo 'make chaos         every fault campaign and every long test at full size; CONTRIBUTING.md describes each one:'
 	@echo '                   test-fresh test-rules test-suite test-growth test-interfaces test-recipes $(CAMPAIGNS:%=chaos-%) test-mutants'
 	@echo 'make clean         remove .venv, caches and what was built'
 
@@ -81,7 +81,7 @@ test-rules: $(DEV)
 	HOLDFAST_PROOF=search $(PY) -m pytest -rs tests/rules
 
 test-suite: $(DEV)
-	HOLDFAST_HISTORIES=2000 $(PY) -m pytest -rs tests/stores/test_conformance.py tests/stores/test_redis_whole.py \
+	HOLDFAST_HISTORIES=2000 $(PY) -m pytest -rs tests/stores/test_conformance.py tests/stores/test_redis_atomicity.py \
 	  tests/testing/test_broken.py
 
 test-growth: $(DEV)

@@ -99,13 +99,13 @@ def plan() -> Iterator[faults.Plan]:
 
 
 @pytest.fixture(params=sync_async.NAMES)
-def colour(request: pytest.FixtureRequest) -> Iterator[sync_async.Colour]:
+def mode(request: pytest.FixtureRequest) -> Iterator[sync_async.ClientMode]:
     """Sync and async clients in turn, for tests that are the same for both."""
-    with sync_async.painted(request.param) as made:
+    with sync_async.open_mode(request.param) as made:
         yield made
 
 
 @pytest.fixture
-def hf(colour: sync_async.Colour, url: str) -> sync_async.AnyClient:
+def hf(mode: sync_async.ClientMode, url: str) -> sync_async.AnyClient:
     """A sync and an async client on each store; closed at the end of the test."""
-    return colour.client(url)
+    return mode.client(url)

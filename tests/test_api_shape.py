@@ -1,4 +1,4 @@
-"""The public API, pinned: a name or an option that comes or goes is a decision, not an accident."""
+"""The public API is pinned: adding or removing a name or an option must be a decision, not an accident."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_an_error_is_named_by_what_happened_and_only_these_end_in_error():
 
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
-def test_both_clients_have_the_same_words(kind):
+def test_both_clients_have_the_same_methods(kind):
     for name, signature in SIGNATURES.items():
         assert bare(getattr(kind, name)) == signature
     assert public(kind) == [
@@ -119,11 +119,11 @@ def test_both_clients_have_the_same_words(kind):
 
 
 @pytest.mark.parametrize("kind", [Runs, AsyncRuns])
-def test_both_kinds_of_runs_have_the_same_words(kind):
+def test_sync_and_async_runs_have_the_same_methods(kind):
     assert public(kind) == ["cancel", "get", "list", "restart", "result", "retry", "signal", "start"]
 
 
-def test_the_engine_the_context_and_the_handle_have_these_words():
+def test_the_engine_the_context_and_the_handle_have_these_methods():
     assert public(Engine) == [
         "active_runs", "cancel", "close", "drain", "events", "get", "handle", "list", "open", "recover_all", "restart",
         "resume", "retry", "signal", "start", "start_or_signal", "sweep", "unclaimed",
@@ -136,12 +136,12 @@ def test_the_engine_the_context_and_the_handle_have_these_words():
 
 
 @pytest.mark.parametrize("kind", [Lock, AsyncLock])
-def test_both_locks_have_the_same_words(kind):
+def test_both_locks_have_the_same_methods(kind):
     assert public(kind) == ["acquire", "key", "release", "try_acquire"]
 
 
 @pytest.mark.parametrize("kind", [Lease, AsyncLease])
-def test_both_leases_have_the_same_words(kind):
+def test_both_leases_have_the_same_methods(kind):
     assert public(kind) == [
         "check", "expires_at", "floor", "key", "lost", "owner", "release", "remaining", "renew", "token", "transfer",
         "valid",
@@ -149,17 +149,17 @@ def test_both_leases_have_the_same_words(kind):
 
 
 @pytest.mark.parametrize("kind", [ReadWriteLock, AsyncReadWriteLock])
-def test_both_read_write_locks_have_the_same_words(kind):
+def test_both_read_write_locks_have_the_same_methods(kind):
     assert public(kind) == ["key", "read", "write"]
 
 
 @pytest.mark.parametrize("kind", [Leader, AsyncLeader])
-def test_both_leaders_have_the_same_words(kind):
+def test_both_leaders_have_the_same_methods(kind):
     assert public(kind) == ["campaign", "is_leader", "name", "resign", "run", "token"]
 
 
 @pytest.mark.parametrize("kind", [AtomicState, AsyncAtomicState])
-def test_both_states_have_the_same_words(kind):
+def test_both_states_have_the_same_methods(kind):
     assert public(kind) == [
         "append", "decrement", "delete", "get", "increment", "key", "merge", "remove_first", "remove_last", "set",
         "update",
@@ -167,26 +167,26 @@ def test_both_states_have_the_same_words(kind):
 
 
 @pytest.mark.parametrize("kind", [States, AsyncStates])
-def test_both_states_are_found_by_the_same_words(kind):
+def test_both_state_factories_have_the_same_methods(kind):
     assert public(kind) == ["execution", "workflow"]
     assert bare(kind.__call__).startswith("(self, key, initial=")
 
 
 @pytest.mark.parametrize("kind", [RunLocks, AsyncRunLocks])
-def test_both_run_locks_have_the_same_words(kind):
+def test_both_run_locks_have_the_same_methods(kind):
     assert public(kind) == ["get", "guard", "release", "renew", "token", "try_acquire"]
     assert bare(kind.try_acquire) == "(self, workflow_name, run_id, ttl=None, *, renew_every=None)"
 
 
 @pytest.mark.parametrize("kind", [Leases, AsyncLeases, NoopLeaseProvider, AsyncNoopLeaseProvider])
-def test_all_lease_providers_have_the_same_words(kind):
+def test_all_lease_providers_have_the_same_methods(kind):
     assert public(kind) == [
         "acquire_lease", "get_lease_owner", "release_lease", "renew_lease", "transfer_lease",
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", [DurableMutex, DurableSemaphore])
-def test_both_durable_locks_have_the_same_words(kind):
+def test_both_durable_locks_have_the_same_methods(kind):
     assert public(kind) == ["inspect", "release", "renew", "try_acquire"]
     assert bare(kind.try_acquire) == "(self, slot, *, holder_id, now, lease=None)"
     assert bare(kind.renew) == "(self, slot, *, holder_id, now, lease=None)"
@@ -194,11 +194,11 @@ def test_both_durable_locks_have_the_same_words(kind):
 
 
 @pytest.mark.parametrize("kind", [Locks, AsyncLocks])
-def test_both_listings_have_the_same_words(kind):
+def test_both_lock_listings_have_the_same_methods(kind):
     assert public(kind) == ["cleanup", "force_release", "inspect", "list"]
 
 
-def test_the_fences_are_these():
+def test_the_fencing_package_exports_these_functions_with_these_signatures():
     assert sorted(holdfast.fencing.__all__) == [
         "AsyncFencedScript", "Fenced", "FencedScript", "fenced_read", "fenced_replace", "fenced_set",
         "fenced_set_async", "guard", "guard_async",

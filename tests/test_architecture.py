@@ -1,7 +1,7 @@
 """Imports point one way. Function-level and TYPE_CHECKING imports count like all others.
 
-A module may import from its own row and from the rows above it in `ROWS`, unless `ONLY` says less. A module
-that is in no row fails: place it first. Nothing inside imports the package's root, which imports everything.
+A module may import from its own layer and from the layers above it in `LAYERS`, unless `ONLY` permits less. A module
+that is in no layer fails. No module inside imports the package's root, which imports everything.
 """
 
 import ast
@@ -13,7 +13,7 @@ import holdfast
 
 SOURCE = Path(holdfast.__file__).parent
 
-ROWS = (
+LAYERS = (
     ("errors", "events", "validation", "platform"),
     ("rules", "observe"),
     ("commands",),
@@ -30,17 +30,17 @@ ONLY = {
     "observe": {"events"},
     "fencing": {"errors", "commands", "validation", "platform"},
 }
-TOP = set(ROWS[-1])
+TOP = set(LAYERS[-1])
 FORBIDDEN = {"pickle", "cPickle", "cloudpickle", "dill", "shelve", "marshal"}
-"""What reads data by running it."""
+"""Modules that execute code when they read data."""
 
 
-def allowed(room):
-    """The rooms that a room may import from, itself included."""
-    for place, row in enumerate(ROWS):
-        if room in row:
-            below = {name for earlier in ROWS[: place + 1] for name in earlier}
-            return ONLY.get(room, below) | {room}
+def allowed(package):
+    """The packages that a package may import from, itself included."""
+    for place, layer in enumerate(LAYERS):
+        if package in layer:
+            below = {name for earlier in LAYERS[: place + 1] for name in earlier}
+            return ONLY.get(package, below) | {package}
     return None
 
 
@@ -58,20 +58,20 @@ def imports(tree, package):
 
 
 def faults(source):
-    """Everything that is wrong with the tree, one line each."""
-    rooms = {
+    """All violations in the tree, one line each."""
+    packages = {
         path.stem for path in source.iterdir() if path.suffix == ".py" or (path.is_dir() and any(path.glob("*.py")))
     }
     found = []
     for path in sorted(source.rglob("*.py")):
         inner = path.relative_to(source)
-        room = inner.parts[0].removesuffix(".py")
+        package = inner.parts[0].removesuffix(".py")
         tree = ast.parse(path.read_text())
         if not ast.get_docstring(tree):
             found.append(f"{inner}: does not open with a docstring")
-        may = rooms if room == "__init__" else allowed(room)
+        may = packages if package == "__init__" else allowed(package)
         if may is None:
-            found.append(f"{inner}: is in no row of ROWS")
+            found.append(f"{inner}: is in no layer of LAYERS")
             continue
         for line, name in imports(tree, [source.name, *inner.parts[:-1]]):
             first, *rest = name.split(".")
@@ -79,16 +79,16 @@ def faults(source):
                 found.append(f"{inner}:{line}: imports {first}")
             if first != source.name:
                 continue
-            target = rest[0] if rest and rest[0] in rooms else "__init__"
+            target = rest[0] if rest and rest[0] in packages else "__init__"
             if target == "__init__":
-                if room != "__init__" and room not in TOP:
+                if package != "__init__" and package not in TOP:
                     found.append(f"{inner}:{line}: imports {name} from the package's root")
             elif target not in may:
-                found.append(f"{inner}:{line}: {room} may not import {target}")
+                found.append(f"{inner}:{line}: {package} may not import {target}")
     return found
 
 
-def test_imports_point_one_way_and_every_module_says_what_it_is_for():
+def test_imports_point_one_way_and_every_module_has_a_docstring():
     assert not (wrong := faults(SOURCE)), "\n".join(["", *wrong])
 
 
@@ -109,8 +109,8 @@ def test_no_store_imports_another():
     assert foreign_stores(SOURCE) == []
 
 
-def test_an_import_of_another_store_is_found(house):
-    root = house(
+def test_an_import_of_another_store_is_found(build_tree):
+    root = build_tree(
         stores__in__sqlite__in__store="from ..redis import keys",
         stores__in__redis__in__keys="",
         stores__in__common="",
@@ -118,14 +118,14 @@ def test_an_import_of_another_store_is_found(house):
     assert foreign_stores(root) == ["stores/sqlite/store.py:2: imports holdfast.stores.redis.keys"]
 
 
-def test_no_room_stands_in_two_rows():
-    names = [name for row in ROWS for name in row]
+def test_no_package_is_in_two_layers():
+    names = [name for layer in LAYERS for name in layer]
     assert len(names) == len(set(names))
 
 
 @pytest.fixture
-def house(tmp_path):
-    """A small tree that is in order, and a way to put something wrong into it."""
+def build_tree(tmp_path):
+    """A function that builds a small correct tree, with faults on request."""
     root = tmp_path / "holdfast"
 
     def build(**extra):
@@ -153,8 +153,8 @@ def house(tmp_path):
     return build
 
 
-def test_a_tree_in_order_passes(house):
-    assert faults(house()) == []
+def test_a_correct_tree_passes(build_tree):
+    assert faults(build_tree()) == []
 
 
 @pytest.mark.parametrize(
@@ -174,23 +174,23 @@ def test_a_tree_in_order_passes(house):
         ),
         ("validation", "from . import Client", "validation.py:2: imports holdfast.Client from the package's root"),
         ("validation", "import holdfast", "validation.py:2: imports holdfast from the package's root"),
-        ("newcomer", "", "newcomer.py: is in no row of ROWS"),
+        ("unplaced", "", "unplaced.py: is in no layer of LAYERS"),
         ("validation", "import pickle", "validation.py:2: imports pickle"),
         ("validation", "def f():\n    from pickle import loads", "validation.py:3: imports pickle"),
     ],
 )
-def test_a_wrong_import_is_found(house, file, text, fault):
-    assert faults(house(**{file: text})) == [fault]
+def test_a_wrong_import_is_found(build_tree, file, text, fault):
+    assert faults(build_tree(**{file: text})) == [fault]
 
 
-def test_a_module_without_a_docstring_is_found(house):
-    root = house()
+def test_a_module_without_a_docstring_is_found(build_tree):
+    root = build_tree()
     (root / "validation.py").write_text("from .errors import HoldfastError\n")
     assert faults(root) == ["validation.py: does not open with a docstring"]
 
 
-def test_native_code_is_little_and_its_lines_are_short():
-    """What the server decides is for speed alone; everything else is decided by the rules in Python."""
+def test_native_code_is_short_and_so_are_its_lines():
+    """Server-side code exists for speed only; everything else is decided by the rules in Python."""
     most = {".lua": 1_800, ".sql": 1_200}
     for kind, limit in most.items():
         files = {path: path.read_text().splitlines() for path in SOURCE.rglob(f"*{kind}")}
@@ -213,6 +213,6 @@ def test_a_class_name_is_defined_once():
     assert classes_defined_twice(SOURCE) == {}
 
 
-def test_a_class_name_that_is_defined_twice_is_found(house):
-    root = house(rules__in__lock="class Place:\n    pass", stores__in__common="class Place:\n    pass")
+def test_a_class_name_that_is_defined_twice_is_found(build_tree):
+    root = build_tree(rules__in__lock="class Place:\n    pass", stores__in__common="class Place:\n    pass")
     assert classes_defined_twice(root) == {"Place": ["rules/lock.py", "stores/common.py"]}

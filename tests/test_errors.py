@@ -1,4 +1,4 @@
-"""Every error explains itself and survives a trip to another process."""
+"""Every error has a message, both flags and the right base classes, and can be pickled."""
 
 import copy
 import inspect
@@ -34,7 +34,7 @@ def options(kind):
     return {parameter.name: SAMPLES[str(parameter.annotation).split(" | ")[0]] for parameter in taken}
 
 
-def test_the_tree_is_not_empty():
+def test_there_are_enough_error_classes_for_these_tests():
     assert len(KINDS) >= 15
 
 
@@ -75,7 +75,7 @@ def test_a_copy_is_the_same_error(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_without_a_message_an_error_says_what_its_docstring_says(kind):
+def test_the_default_message_of_an_error_is_its_docstring(kind):
     assert kind.__doc__
     text = str(kind())
     assert text
@@ -91,7 +91,7 @@ def test_an_errors_docstring_is_a_sentence(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_both_flags_are_there_on_every_error(kind):
+def test_every_error_has_both_flags(kind):
     assert isinstance(kind().retryable, bool)
     assert kind().ambiguous is False
 
@@ -113,11 +113,11 @@ def test_both_flags_are_there_on_every_error(kind):
         (errors.RecordUnreadable, errors.StoreError),
     ],
 )
-def test_an_error_is_also_what_the_language_calls_it(kind, also):
+def test_an_error_also_has_the_matching_base_class(kind, also):
     assert issubclass(kind, also)
 
 
-def test_what_was_only_too_early_or_unanswered_may_be_tried_again_and_the_rest_not():
+def test_exactly_these_errors_are_retryable():
     assert {kind for kind in KINDS if kind.retryable} == {
         errors.LockTimeout,
         errors.QueueFull,
@@ -133,12 +133,12 @@ def test_what_was_only_too_early_or_unanswered_may_be_tried_again_and_the_rest_n
     }
 
 
-def test_only_the_one_that_was_told_so_is_ambiguous():
+def test_an_error_is_ambiguous_only_if_it_was_created_so():
     assert errors.StoreUnavailable(ambiguous=True).ambiguous
     assert not errors.StoreUnavailable().ambiguous
 
 
-def test_a_stale_token_tells_who_was_offered_and_who_was_there():
+def test_a_stale_token_error_names_both_tokens():
     text = str(errors.StaleToken(resource="invoice:42", offered=100, highest=200))
     assert "'invoice:42'" in text
     assert "100" in text
@@ -146,7 +146,7 @@ def test_a_stale_token_tells_who_was_offered_and_who_was_there():
     assert "Nothing was written" in text
 
 
-def test_an_error_reaches_another_process_and_can_be_caught_there_by_its_builtin_name():
+def test_a_pickled_error_can_be_caught_in_another_process_by_its_builtin_base():
     error = errors.LockTimeout("busy", key="k", holder="host:1", age=2.5, position=3)
     code = """
 import pickle, sys

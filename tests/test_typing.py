@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 
-def test_pyright_finds_the_types_and_every_error_that_it_should():
+def test_pyright_finds_the_expected_types_and_errors():
     done = subprocess.run(
         [sys.executable, "-m", "pyright", "--pythonpath", sys.executable],
         cwd=ROOT,

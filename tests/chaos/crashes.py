@@ -23,8 +23,8 @@ from typing import Any
 
 import psycopg
 from support.common import Report
-from support.story import Log
-from support.workplaces import Workplace, main
+from support.full_workflow import Log
+from support.workflow_stores import WorkflowStore, main
 
 from holdfast import Client
 from holdfast.runtime import failpoints
@@ -34,8 +34,9 @@ AT_ONCE = 6
 ENDS = {"died": -9, "finished": 0}
 LONGEST = 60.0
 KEYS = {
-    "story:note", "story:note#2", "story:note#3", "story:both", "story:both#2", "story:blocking", "sleeper:note",
-    "story/small:note", "story/small:note#2",
+    "full_workflow:note", "full_workflow:note#2", "full_workflow:note#3", "full_workflow:both",
+    "full_workflow:both#2", "full_workflow:blocking", "sleeper:note", "full_workflow/small:note",
+    "full_workflow/small:note#2",
 }  # fmt: skip
 
 
@@ -49,7 +50,7 @@ SMALL = Size(counts=(1,))
 FULL = Size(counts=(1, 2, 3))
 
 
-def prove(size: Size, seed: int, folder: Path, report: Report, place: Workplace) -> None:
+def prove(size: Size, seed: int, folder: Path, report: Report, place: WorkflowStore) -> None:
     names = [name for name in failpoints.NAMES if place.transactional or "transaction" not in name]
     cases = [(name, count) for name in names for count in size.counts]
     context = multiprocessing.get_context("forkserver")
@@ -62,7 +63,9 @@ def prove(size: Size, seed: int, folder: Path, report: Report, place: Workplace)
         report.demand(f"{place.kind}: no process was killed at {name}", kept=name in reached)
 
 
-def play(context: Any, place: Workplace, folder: Path, report: Report, case: tuple[str, int]) -> tuple[set[str], int]:
+def play(
+    context: Any, place: WorkflowStore, folder: Path, report: Report, case: tuple[str, int]
+) -> tuple[set[str], int]:
     """Run a process that is killed, and then a second one. Returns the point at which the first was killed."""
     point, count = case
     home = folder / f"{point} {count}".replace(" ", "-")
@@ -99,7 +102,7 @@ def code_of(process: Any, log: Log) -> int | None:
     return ENDS[last[-1]] if last else 255
 
 
-def judge(place: Workplace, report: Report, what: str, job: dict[str, Any], codes: list[int | None]) -> None:
+def judge(place: WorkflowStore, report: Report, what: str, job: dict[str, Any], codes: list[int | None]) -> None:
     report.demand(f"{what}: the exit codes are {codes}", kept=codes[-1] == 0)
     notes = Log(job["log"]).notes()
     report.demand(
@@ -125,7 +128,7 @@ def judge(place: Workplace, report: Report, what: str, job: dict[str, Any], code
         report.demand(f"{what}: paid {paid} times", kept=paid == 1)
 
 
-def make_table(place: Workplace, job: dict[str, Any]) -> None:
+def make_table(place: WorkflowStore, job: dict[str, Any]) -> None:
     if place.kind == "sqlite":
         Client(job["url"]).close()
         with closing(sqlite3.connect(place.file(job["url"]))) as db, db:
@@ -135,7 +138,7 @@ def make_table(place: Workplace, job: dict[str, Any]) -> None:
             db.execute(f"CREATE TABLE {job['table']} (amount INTEGER)")
 
 
-def payments(place: Workplace, job: dict[str, Any]) -> int:
+def payments(place: WorkflowStore, job: dict[str, Any]) -> int:
     question = f"SELECT count(*) FROM {job['table']}"
     if place.kind == "sqlite":
         with closing(sqlite3.connect(place.file(job["url"]))) as db:

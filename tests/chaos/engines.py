@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from support.common import Crew, Journal, Report, Worker, until
-from support.workplaces import Workplace, main
+from support.workflow_stores import WorkflowStore, main
 
 from holdfast import Client, Context, Engine, StoreUnavailable, current_step, step, workflow
 from holdfast.platform import elapsed
@@ -125,7 +125,7 @@ async def drive(task: dict[str, Any]) -> None:
 
 
 class Campaign:
-    def __init__(self, size: Size, seed: int, folder: Path, report: Report, place: Workplace) -> None:
+    def __init__(self, size: Size, seed: int, folder: Path, report: Report, place: WorkflowStore) -> None:
         self.size, self.folder, self.report, self.place = size, folder, report, place
         self.chance = random.Random(seed)
         self.task = {"url": place.url(folder), "namespace": "engines", "lost": size.lost}
@@ -171,7 +171,7 @@ class Campaign:
             self.report.figure(f"{self.place.kind}: seconds", elapsed() - begun)
             wrong = [n for n, result in enumerate(results) if result != n + 118]
             self.report.demand(f"{self.place.kind}: wrong results of {wrong[:5]}", kept=not wrong)
-            self.look_at_the_store(client)
+            self.check_the_store(client)
             if not crew.active():
                 self.start(crew)
             for worker in crew.running():
@@ -199,7 +199,7 @@ class Campaign:
             self.report.broken(f"{self.place.kind}: {run}: {type(error).__name__}: {error}")
             return None
 
-    def look_at_the_store(self, client: Client) -> None:
+    def check_the_store(self, client: Client) -> None:
         kind = self.place.kind
         left = client.runs.list(status=("pending", "running", "suspended"), limit=1000).runs
         self.report.demand(f"{kind}: {len(left)} runs have not ended, such as {left[:1]}", kept=not left)
@@ -245,7 +245,7 @@ class Campaign:
         return any(begin < body[1] and body[0] < end for begin, end in self.pauses[body[2]])
 
 
-def prove(size: Size, seed: int, folder: Path, report: Report, place: Workplace) -> None:
+def prove(size: Size, seed: int, folder: Path, report: Report, place: WorkflowStore) -> None:
     Campaign(size, seed, folder, report, place).play()
 
 

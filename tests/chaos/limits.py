@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from support.common import Crew, Journal, Report, Worker, until
-from support.workplaces import Workplace, main
+from support.workflow_stores import WorkflowStore, main
 
 from holdfast import Client, Concurrency, Context, Engine, step, workflow
 from holdfast.commands.runs import ListRuns
@@ -108,7 +108,7 @@ def listed(url: str) -> list[Run]:
         store.close()
 
 
-def prove(size: Size, seed: int, folder: Path, report: Report, place: Workplace) -> None:
+def prove(size: Size, seed: int, folder: Path, report: Report, place: WorkflowStore) -> None:
     chance, url = random.Random(seed), place.url(folder)
     task = {"url": url, "runs": size.runs // size.starters}
     wanted = task["runs"] * size.starters
@@ -149,7 +149,7 @@ def kill_one(crew: Crew, engines: list[Worker], task: dict[str, Any], chance: ra
     return [*(engine for engine in engines if engine is not victim), crew.start({**task, "role": "engine"})]
 
 
-def judge(report: Report, place: Workplace, runs: list[Run], wanted: int) -> None:
+def judge(report: Report, place: WorkflowStore, runs: list[Run], wanted: int) -> None:
     """Check that all runs completed, and that they were admitted in order of arrival."""
     lost = [run.id for run in runs if run.status != "completed"]
     report.demand(f"{place.kind}: {lost[:5]} have not completed", kept=not lost)
@@ -164,7 +164,7 @@ def judge(report: Report, place: Workplace, runs: list[Run], wanted: int) -> Non
             )
 
 
-def at_work(report: Report, place: Workplace, crew: Crew) -> None:
+def at_work(report: Report, place: WorkflowStore, crew: Crew) -> None:
     """Check, from the records of the runs, how many runs of a key were executing at once."""
     begun: dict[str, float] = {}
     ended: dict[str, float] = {}
@@ -188,7 +188,7 @@ def at_work(report: Report, place: Workplace, crew: Crew) -> None:
         report.at_most(f"{place.kind}: most runs of {key} executing at once", most, MAX)
 
 
-def nothing_leaked(report: Report, place: Workplace, url: str) -> None:
+def nothing_leaked(report: Report, place: WorkflowStore, url: str) -> None:
     """Check that the whole limit is free: as many runs as the limit allows are admitted, and one more waits."""
     with Client(url, namespace=NAMESPACE) as client:
         for key in KEYS:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from support.common import Crew, Journal, Report, Worker, until
-from support.workplaces import Workplace, main
+from support.workflow_stores import WorkflowStore, main
 
 from holdfast import AsyncClient, Client
 from holdfast.platform import elapsed
@@ -47,7 +47,7 @@ BYSTANDER_RESTS = 0.005
 
 @dataclass(frozen=True)
 class Size:
-    crowds: tuple[int, ...]
+    task_counts: tuple[int, ...]
     """Numbers of tasks on the semaphore."""
     turns: int
     """The minimum number of acquisitions, of all tasks together."""
@@ -72,7 +72,7 @@ class Size:
 
 
 SMALL = Size(
-    crowds=(10, 60),
+    task_counts=(10, 60),
     turns=60,
     together=(3,),
     share=0.1,
@@ -87,7 +87,7 @@ SMALL = Size(
 )
 """Loose limits, since other tests run on the machine at the same time."""
 FULL = Size(
-    crowds=(100, 300, 1_000, 3_000),
+    task_counts=(100, 300, 1_000, 3_000),
     turns=1_500,
     together=(1, 10),
     share=0.5,
@@ -115,12 +115,12 @@ def work(job: dict[str, Any]) -> None:
         load_runs.work(job, journal)
 
 
-async def crowd(job: dict[str, Any], journal: Journal) -> None:
+async def acquire_in_tasks(job: dict[str, Any], journal: Journal) -> None:
     """Each input line is the number of tasks that acquire the semaphore, and how often each does so."""
     async with AsyncClient(job["url"], name=job["name"]) as hf:
 
         async def task(turns: int) -> None:
-            semaphore = hf.semaphore("crowd", permits=PERMITS)
+            semaphore = hf.semaphore("acquire_in_tasks", permits=PERMITS)
             for _ in range(turns):
                 async with semaphore:
                     await asyncio.sleep(INSIDE)
@@ -183,7 +183,7 @@ def note_renewals(journal: Journal, event: Any) -> None:
         journal.note("lost", event=event.name, why=str(event.fields.get("reason")))
 
 
-ROLES = {"crowd": crowd, "holder": hold}
+ROLES = {"acquire_in_tasks": acquire_in_tasks, "holder": hold}
 
 
 # -- the sections -------------------------------------------------------------------------------------
@@ -196,7 +196,7 @@ class Stage:
     size: Size
     folder: Path
     report: Report
-    place: Workplace
+    place: WorkflowStore
     case: str
 
     @property
@@ -235,9 +235,9 @@ def semaphore(stage: Stage, processes: int) -> None:
     spans: dict[int, tuple[float, float]] = {}
     with stage.crew() as crew:
         bystander = crew.start({"url": stage.url, "role": "bystander"})
-        workers = [crew.start({"url": stage.url, "role": "crowd"}) for _ in range(processes)]
+        workers = [crew.start({"url": stage.url, "role": "acquire_in_tasks"}) for _ in range(processes)]
         if stage.begin([bystander, *workers]):
-            for number, tasks in enumerate(size.crowds, 1):
+            for number, tasks in enumerate(size.task_counts, 1):
                 mine, turns = max(1, tasks // processes), max(1, size.turns // tasks)
                 begun = elapsed()
                 for worker in workers:
@@ -263,8 +263,8 @@ def semaphore(stage: Stage, processes: int) -> None:
             report.within(
                 f"{name}: {tasks} tasks, p99 of the bystander, ms", round(1_000 * p99), 1_000 * size.bystander
             )
-    if len(rates) == len(size.crowds):
-        first, last = size.crowds[0], size.crowds[-1]
+    if len(rates) == len(size.task_counts):
+        first, last = size.task_counts[0], size.task_counts[-1]
         report.at_least(f"{name}: rate at {last} tasks / rate at {first}", rates[last] / rates[first], size.share)
 
 
@@ -367,7 +367,7 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def prove(size: Size, chosen: list[str], folder: Path, report: Report, place: Workplace) -> None:
+def prove(size: Size, chosen: list[str], folder: Path, report: Report, place: WorkflowStore) -> None:
     """Run the selected cases on one store."""
     played = 0
     for case, play in cases(size).items():
@@ -382,7 +382,7 @@ def prove(size: Size, chosen: list[str], folder: Path, report: Report, place: Wo
 if __name__ == "__main__":
     options = parser()
 
-    def prove_chosen(size: Size, _seed: int, folder: Path, report: Report, place: Workplace) -> None:
+    def prove_chosen(size: Size, _seed: int, folder: Path, report: Report, place: WorkflowStore) -> None:
         prove(size, options.parse_args().sections, folder, report, place)
 
     main(

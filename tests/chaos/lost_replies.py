@@ -63,7 +63,7 @@ class Size:
 
 SMALL = Size(threads=4, tasks=12, takes=12)
 FULL = Size(threads=12, tasks=60, takes=90)
-WEATHER = {"drizzle": 0.05, "storm": 0.5}
+LOSS_RATES = {"drizzle": 0.05, "storm": 0.5}
 """The share of batches whose replies are lost."""
 
 
@@ -234,7 +234,7 @@ def unreliable(losses: Losses) -> Iterator[None]:
 
 
 @dataclass
-class Room:
+class HolderCounts:
     """Counts the holders of each key, independently of the store."""
 
     report: Report
@@ -275,25 +275,25 @@ def _lock(hf: Any, key: str, permits: int) -> Any:
     return hf.lock(key, ttl=TTL) if key.startswith("mutex") else hf.semaphore(key, permits=permits, ttl=TTL)
 
 
-def in_thread(hf: Client, takes: int, chance: random.Random, room: Room) -> None:
+def in_thread(hf: Client, takes: int, chance: random.Random, holder_counts: HolderCounts) -> None:
     for _ in range(takes):
         key, permits = _choose(chance)
         lock, action = _lock(hf, key, permits), chance.random()
         try:
             if action < 0.2:
-                impatient(lock, chance, room)
+                impatient(lock, chance, holder_counts)
                 continue
             with lock_for(lock, PATIENCE) as lease:
-                room.enter(key, permits)
+                holder_counts.enter(key, permits)
                 try:
                     be_inside(hf, lease, action, key)
                 finally:
-                    room.leave(key)
+                    holder_counts.leave(key)
                 if 0.7 < action < 0.8:
                     lease.transfer("next").release()
-                    room.count("transferred")
+                    holder_counts.count("transferred")
         except HoldfastError as error:
-            room.failed(error, key)
+            holder_counts.failed(error, key)
 
 
 @contextmanager
@@ -322,35 +322,35 @@ def be_inside(hf: Client, lease: Any, action: float, key: str) -> None:
     lease.check()
 
 
-def impatient(lock: Any, chance: random.Random, room: Room) -> None:
+def impatient(lock: Any, chance: random.Random, holder_counts: HolderCounts) -> None:
     """Wait for too short a time, and give up."""
     try:
         lease = lock.acquire(wait=chance.choice((0, 0.001, 0.005, 0.02)))
     except LockTimeout:
-        room.count("timed out")
+        holder_counts.count("timed out")
     else:
-        room.count("acquired just before giving up")
+        holder_counts.count("acquired just before giving up")
         lease.release()
 
 
-async def in_task(hf: AsyncClient, takes: int, chance: random.Random, room: Room) -> None:
+async def in_task(hf: AsyncClient, takes: int, chance: random.Random, holder_counts: HolderCounts) -> None:
     for _ in range(takes):
         key, permits = _choose(chance)
         lock = _lock(hf, key, permits)
         try:
             if chance.random() < 0.3:
-                await fickle(lock, chance, room)
+                await cancelled_caller(lock, chance, holder_counts)
                 continue
             lease = await lock.acquire(wait=PATIENCE)
-            room.enter(key, permits)
+            holder_counts.enter(key, permits)
             await asyncio.sleep(chance.uniform(0, 0.002))
-            room.leave(key)
+            holder_counts.leave(key)
             await lease.release()
         except HoldfastError as error:
-            room.failed(error, key)
+            holder_counts.failed(error, key)
 
 
-async def fickle(lock: Any, chance: random.Random, room: Room) -> None:
+async def cancelled_caller(lock: Any, chance: random.Random, holder_counts: HolderCounts) -> None:
     """Be cancelled at a random point of an acquisition."""
     task = asyncio.create_task(lock.acquire())
     await asyncio.sleep(chance.uniform(0, 0.02))
@@ -358,24 +358,24 @@ async def fickle(lock: Any, chance: random.Random, room: Room) -> None:
     try:
         lease = await task
     except asyncio.CancelledError:
-        room.count("cancelled")
+        holder_counts.count("cancelled")
     else:
-        room.count("acquired just before giving up")
+        holder_counts.count("acquired just before giving up")
         await lease.release()
 
 
-def crowd(url: str, size: Size, chance: random.Random, room: Room, losses: Losses) -> None:
+def run_callers(url: str, size: Size, chance: random.Random, holder_counts: HolderCounts, losses: Losses) -> None:
     """Run all callers at once; then check that nothing is left in the store."""
 
     async def tasks() -> None:
         async with AsyncClient(url) as hf, asyncio.TaskGroup() as group:
             for _ in range(size.tasks):
-                group.create_task(in_task(hf, size.takes, random.Random(chance.random()), room))
+                group.create_task(in_task(hf, size.takes, random.Random(chance.random()), holder_counts))
 
     with unreliable(losses), Client(url) as hf, Client(url) as other:
         threads = [threading.Thread(target=lambda: asyncio.run(tasks()))]
         threads += [
-            threading.Thread(target=in_thread, args=(client, size.takes, random.Random(chance.random()), room))
+            threading.Thread(target=in_thread, args=(client, size.takes, random.Random(chance.random()), holder_counts))
             for client in (hf, other)
             for _ in range(size.threads // 2)
         ]
@@ -385,19 +385,19 @@ def crowd(url: str, size: Size, chance: random.Random, room: Room, losses: Losse
             thread.join()
         losses.rate = 0.0
         clean = until(lambda: not hf.locks.list(), within=8)  # sooner than any waiting lease or ttl expires
-        room.report.demand(f"left over on {url}: {hf.locks.list()}", kept=clean)
+        holder_counts.report.demand(f"left over on {url}: {hf.locks.list()}", kept=clean)
 
 
-def in_weather(name: str, url: str, size: Size, *, weather: str, seed: int, report: Report) -> None:
+def with_lost_replies(name: str, url: str, size: Size, *, weather: str, seed: int, report: Report) -> None:
     chance = random.Random(f"{seed}{name}{weather}")
-    rate, size = WEATHER[weather], size.in_storm() if weather == "storm" else size
-    room, losses = Room(report), Losses(chance, rate)
-    crowd(url, size, chance, room, losses)
+    rate, size = LOSS_RATES[weather], size.in_storm() if weather == "storm" else size
+    holder_counts, losses = HolderCounts(report), Losses(chance, rate)
+    run_callers(url, size, chance, holder_counts, losses)
     callers, takes, head = size.threads + size.tasks, size.takes, f"{name}, {weather}:"
-    report.at_least(f"{head} acquired and released", room.done["taken"], callers * takes // 3)
-    report.at_least(f"{head} cancelled", room.done["cancelled"], size.tasks * takes // 25)
+    report.at_least(f"{head} acquired and released", holder_counts.done["taken"], callers * takes // 3)
+    report.at_least(f"{head} cancelled", holder_counts.done["cancelled"], size.tasks * takes // 25)
     for what in ("timed out", "acquired just before giving up", "transferred", "errors: the store did not reply"):
-        report.figure(f"{head} {what}", room.done[what])
+        report.figure(f"{head} {what}", holder_counts.done[what])
     report.at_least(f"{head} commands", losses.sent.total(), callers * takes)
     report.at_least(f"{head} replies lost", losses.lost.total(), int(losses.sent.total() * rate / 5))
     report.figure(f"{head} of them", ", ".join(f"{kind} {times}" for kind, times in sorted(losses.lost.items())))
@@ -413,8 +413,8 @@ def prove(size: Size, seed: int, folder: Path, report: Report) -> None:
             report.demand(trouble, kept=not trouble)
     report.at_least("kinds of command whose reply was lost once", len(EFFECTS), 11)
     for name, url in urls.items():
-        for weather in WEATHER:
-            in_weather(name, url, size, weather=weather, seed=seed, report=report)
+        for weather in LOSS_RATES:
+            with_lost_replies(name, url, size, weather=weather, seed=seed, report=report)
 
 
 if __name__ == "__main__":

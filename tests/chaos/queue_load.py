@@ -21,7 +21,7 @@ from support.servers import Place, main
 from holdfast import Client
 from holdfast.platform import elapsed
 from holdfast.testing.proxy import Proxy
-from support import puppets
+from support import controlled_processes
 
 TTL = 30.0
 """The default of a lock."""
@@ -57,8 +57,8 @@ FULL = Size(waiters=20, commands=10, window=12.0, turns=1_000, with_waiter=666)
 
 def queue_up(crew: list[Worker], hf: Client, report: Report, name: str) -> bool:
     """Let one process hold the lock, and the others wait in the order of the list."""
-    for place, puppet in enumerate(crew):
-        if not puppets.ask(puppet, hf, "crowd", behind=place):
+    for place, process in enumerate(crew):
+        if not controlled_processes.ask(process, hf, "queue", behind=place):
             report.broken(f"{name}: process {place} did not get its position in the queue")
             return False
     return True
@@ -81,7 +81,7 @@ def hand_on(crew: list[Worker], since: float, report: Report, name: str) -> None
     """Let the lock pass through the queue, which has been waiting since then."""
     for holder, successor in pairwise(crew):
         holder.send_line("release")
-        if not puppets.acquired(successor, 1, within=15):
+        if not controlled_processes.acquired(successor, 1, within=15):
             report.broken(f"{name}: {successor.name} did not get the lock")
             return
     crew[-1].send_line("release")
@@ -91,7 +91,7 @@ def hand_on(crew: list[Worker], since: float, report: Report, name: str) -> None
 
 
 def judge_order(crew: list[Worker], report: Report, name: str) -> None:
-    granted = sorted(crew, key=lambda puppet: puppet.notes("acquired")[0]["token"])
+    granted = sorted(crew, key=lambda process: process.notes("acquired")[0]["token"])
     report.demand(f"{name}: grants are not in order of arrival", kept=granted == crew)
     delays = []
     for holder, successor in pairwise(crew):
@@ -106,53 +106,53 @@ def judge_order(crew: list[Worker], report: Report, name: str) -> None:
 def judge_waking(crew: list[Worker], since: float, report: Report, name: str) -> None:
     """Check which waiters were woken, and whether each was next."""
     right = 0
-    for predecessor, puppet in pairwise(crew):
-        released, got = predecessor.notes("releases")[0]["at"], puppet.notes("acquired")[0]["at"]
-        woken = [at for at in woken_asks(puppet, since) if at < got]
+    for predecessor, process in pairwise(crew):
+        released, got = predecessor.notes("releases")[0]["at"], process.notes("acquired")[0]["at"]
+        woken = [at for at in woken_asks(process, since) if at < got]
         mine = [at for at in woken if at > released]
         report.demand(
-            f"{name}: {puppet.name} was woken {len(woken) - len(mine)} times when it was not next", kept=woken == mine
+            f"{name}: {process.name} was woken {len(woken) - len(mine)} times when it was not next", kept=woken == mine
         )
-        report.demand(f"{name}: {puppet.name} sent {len(mine)} commands when it was next", kept=len(mine) <= 1)
+        report.demand(f"{name}: {process.name} sent {len(mine)} commands when it was next", kept=len(mine) <= 1)
         right += len(mine) == 1
     report.at_least(f"{name}: releases that woke only the next waiter", right, (len(crew) - 1) * 4 // 5)
-    failed = sum(note["outcome"] == "Failed" for puppet in crew for note in puppet.notes("answered"))
+    failed = sum(note["outcome"] == "Failed" for process in crew for note in process.notes("answered"))
     report.figure(f"{name}: times that a row was in use for too long", failed)
 
 
-def woken_asks(puppet: Worker, since: float) -> list[float]:
+def woken_asks(process: Worker, since: float) -> list[float]:
     """When it sent a command although no sign of life was due and its last command had an outcome."""
-    asked = puppet.notes("asks")[0]["at"]
+    asked = process.notes("asks")[0]["at"]
     return [
         late["at"]
-        for early, late in pairwise(puppet.notes("sent"))
+        for early, late in pairwise(process.notes("sent"))
         if late["at"] > since
-        and late["at"] - early["at"] < soonest(puppet, early["at"], late["at"])
+        and late["at"] - early["at"] < soonest(process, early["at"], late["at"])
         and abs(late["at"] - asked - LONG_WAIT) > 0.5
-        and not in_vain(puppet, early["at"], late["at"])
+        and not in_vain(process, early["at"], late["at"])
     ]
 
 
-def soonest(puppet: Worker, early: float, late: float) -> float:
+def soonest(process: Worker, early: float, late: float) -> float:
     """How soon it may send the next command without being woken, according to the last outcome."""
-    positions = [note["position"] for note in puppet.notes("answered") if early < note["at"] < late]
+    positions = [note["position"] for note in process.notes("answered") if early < note["at"] < late]
     return SECOND_LOOKS if positions[-1:] == [1] else SIGN_OF_LIFE
 
 
-def in_vain(puppet: Worker, early: float, late: float) -> bool:
+def in_vain(process: Worker, early: float, late: float) -> bool:
     """Whether its command had to be sent again: the row was in use, perhaps by a process that was not scheduled."""
-    answers = [note["outcome"] for note in puppet.notes("answered") if early < note["at"] < late]
+    answers = [note["outcome"] for note in process.notes("answered") if early < note["at"] < late]
     return answers[-1:] == ["Failed"]
 
 
 def take_turns(size: Size, crew: list[Worker], report: Report, name: str) -> None:
-    first = {puppet.name: len(puppet.notes("acquired")) for puppet in crew}
-    for puppet in crew:
-        puppet.send_line(f"alternate turns {size.turns // 2}")
-    if not until(lambda: all(puppet.notes("done") for puppet in crew), within=60):
+    first = {process.name: len(process.notes("acquired")) for process in crew}
+    for process in crew:
+        process.send_line(f"alternate turns {size.turns // 2}")
+    if not until(lambda: all(process.notes("done") for process in crew), within=60):
         report.broken(f"{name}: two processes did not take {size.turns} turns within 60 s")
         return
-    notes = {puppet.name: puppet.notes() for puppet in crew}
+    notes = {process.name: process.notes() for process in crew}
     grants = sorted(
         (note["token"], note["at"], who)
         for who, mine in notes.items()
@@ -184,16 +184,16 @@ def prove(size: Size, seed: int, folder: Path, report: Report, place: Place) -> 
     del seed  # nothing is random here
     name = place.kind
     with Proxy(place.server.host, place.server.port) as proxy, Crew(sys.argv[0], folder) as crew:
-        everybody = puppets.start(crew, size.waiters + 1, url=place.url(proxy), ttl=TTL)
+        everyone = controlled_processes.start(crew, size.waiters + 1, url=place.url(proxy), ttl=TTL)
         with Client(place.url()) as hf:
-            if not puppets.ready(everybody):
+            if not controlled_processes.ready(everyone):
                 report.broken(f"{name}: the processes did not start: {list(crew.failures())}")
-            elif queue_up(everybody, hf, report, name):
-                hand_on(everybody, wait_quietly(size, proxy, report, name), report, name)
-                take_turns(size, everybody[:2], report, name)
+            elif queue_up(everyone, hf, report, name):
+                hand_on(everyone, wait_quietly(size, proxy, report, name), report, name)
+                take_turns(size, everyone[:2], report, name)
         for failure in crew.failures():
             report.broken(f"{name}: {failure}")
 
 
 if __name__ == "__main__":
-    main(sys.argv[0], prove, small=SMALL, full=FULL, work=puppets.work)
+    main(sys.argv[0], prove, small=SMALL, full=FULL, work=controlled_processes.work)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from support.common import Crew, Journal, Report, until
-from support.workplaces import Workplace, main
+from support.workflow_stores import WorkflowStore, main
 
 from holdfast import Client, Context, Engine, step, workflow
 from holdfast.platform import elapsed
@@ -65,7 +65,7 @@ async def drive(task: dict[str, Any]) -> None:
         await asyncio.to_thread(sys.stdin.readline)
 
 
-def prove(size: Size, seed: int, folder: Path, report: Report, place: Workplace) -> None:
+def prove(size: Size, seed: int, folder: Path, report: Report, place: WorkflowStore) -> None:
     task = {"url": place.url(folder), "runs": size.runs}
     with Crew(__file__, folder) as crew, Client(task["url"], namespace="recovery") as client:
         victim = crew.start({**task, "dies": True})

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from support.common import Crew, Journal, Report, Worker, until
-from support.workplaces import Workplace, main
+from support.workflow_stores import WorkflowStore, main
 
 from holdfast import Client, Context, Engine, step, workflow
 from holdfast.platform import elapsed
@@ -122,7 +122,7 @@ class Scene:
         self.report.demand(f"{self.kind}: {otherwise}", kept=kept)
 
 
-def prove(size: Size, seed: int, folder: Path, report: Report, place: Workplace) -> None:
+def prove(size: Size, seed: int, folder: Path, report: Report, place: WorkflowStore) -> None:
     chance, url = random.Random(seed), place.url(folder)
     task = {"url": url, "role": "engine"}
     with Crew(__file__, folder) as crew, Client(url, namespace=NAMESPACE) as client:
@@ -142,7 +142,7 @@ def prove(size: Size, seed: int, folder: Path, report: Report, place: Workplace)
         report.at_least(f"{place.kind}: engines killed", kills, size.kills * 0.5)
         for kind, most in (("alone", 1), ("few", PERMITS)):
             judge(scene, kind, runs[kind], most)
-        behind_a_dead_process(scene)
+        behind_a_killed_process(scene)
         left = [lock.key for lock in client.locks.list() if not lock.key.startswith("worker/")]
         scene.demand(f"locks are held at the end: {left}", kept=not left)
         for engine in engines:
@@ -197,7 +197,7 @@ def judge(scene: Scene, kind: str, runs: list[str], most: int) -> None:
     scene.report.every(f"{scene.kind}: runs that completed, {kind}", len(seen.keys() & set(runs)), len(runs))
 
 
-def behind_a_dead_process(scene: Scene) -> None:
+def behind_a_killed_process(scene: Scene) -> None:
     """Kill a process that holds a lock for which a run waits."""
     client = scene.client
     holder = scene.crew.start({"url": scene.url, "role": "holder"})

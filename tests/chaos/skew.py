@@ -21,7 +21,7 @@ from support.servers import Place, main
 from holdfast import Client
 from holdfast.platform import elapsed
 from holdfast.testing.faults import ClockMissing, SkewedClock
-from support import puppets
+from support import controlled_processes
 
 HOUR = 3_600.0
 CLOCKS = {"ahead": HOUR, "right": 0.0, "behind": -HOUR}
@@ -45,49 +45,49 @@ SMALL = Size(ttl=2.0, rounds=4, long_stays=1)
 FULL = Size(ttl=3.0, rounds=40, long_stays=6)
 
 
-class Puppet(NamedTuple):
+class ControlledProcess(NamedTuple):
     clock: str
     worker: Worker
 
 
-def queue_up(crew: list[Puppet], hf: Client, key: str) -> bool:
-    return all(puppets.ask(puppet.worker, hf, key, behind=place) for place, puppet in enumerate(crew))
+def queue_up(crew: list[ControlledProcess], hf: Client, key: str) -> bool:
+    return all(controlled_processes.ask(process.worker, hf, key, behind=place) for place, process in enumerate(crew))
 
 
-def hand_on(crew: list[Puppet], number: int, stay: float) -> bool:
+def hand_on(crew: list[ControlledProcess], number: int, stay: float) -> bool:
     """Let the lock pass through the queue; the first process holds it for a while."""
-    for place, puppet in enumerate(crew):
-        if not puppets.acquired(puppet.worker, number, within=WITHIN):
+    for place, process in enumerate(crew):
+        if not controlled_processes.acquired(process.worker, number, within=WITHIN):
             return False
         until(lambda: False, within=0.0 if place else stay)
-        puppet.worker.send_line("release")
-        if not until(lambda puppet=puppet: len(puppet.worker.notes("releases")) >= number, within=WITHIN):
+        process.worker.send_line("release")
+        if not until(lambda process=process: len(process.worker.notes("releases")) >= number, within=WITHIN):
             return False
     return True
 
 
-def judge(crew: list[Puppet], number: int, report: Report, name: str) -> None:
+def judge(crew: list[ControlledProcess], number: int, report: Report, name: str) -> None:
     """Check that grants were in the order of the list, each after the release before it."""
-    tokens = [puppet.worker.notes("acquired")[number - 1]["token"] for puppet in crew]
+    tokens = [process.worker.notes("acquired")[number - 1]["token"] for process in crew]
     report.demand(f"{name}: grants are not in order of arrival", kept=tokens == sorted(set(tokens)))
     before = 0.0
-    for puppet in crew:
-        took = puppet.worker.notes("acquired")[number - 1]["at"]
-        report.demand(f"{name}: a process with the clock {puppet.clock} got the lock too early", kept=took > before)
-        note = puppet.worker.notes("releases")[number - 1]
-        report.demand(f"{name}: a lease of a process with the clock {puppet.clock} ended early", kept=note["valid"])
+    for process in crew:
+        took = process.worker.notes("acquired")[number - 1]["at"]
+        report.demand(f"{name}: a process with the clock {process.clock} got the lock too early", kept=took > before)
+        note = process.worker.notes("releases")[number - 1]
+        report.demand(f"{name}: a lease of a process with the clock {process.clock} ended early", kept=note["valid"])
         before = note["at"]
 
 
-def bury(size: Size, crew: list[Puppet], hf: Client, report: Report, name: str) -> None:
+def kill_holders(size: Size, crew: list[ControlledProcess], hf: Client, report: Report, name: str) -> None:
     """Kill holders; the next waiter must get the lock when the ttl is over. Three keys at once."""
     died: dict[str, float] = {}
-    heirs: dict[str, Puppet] = {}
+    heirs: dict[str, ControlledProcess] = {}
     left = list(crew)
     turns = len(crew[0].worker.notes("acquired"))
     for dead, successor in PAIRS:
-        pair = [next(puppet for puppet in left if puppet.clock == clock) for clock in (dead, successor)]
-        left = [puppet for puppet in left if puppet not in pair]
+        pair = [next(process for process in left if process.clock == clock) for clock in (dead, successor)]
+        left = [process for process in left if process not in pair]
         key = f"{dead}-{successor}"
         if not queue_up(pair, hf, key):
             report.broken(f"{name}: no queue for {key}")
@@ -95,11 +95,11 @@ def bury(size: Size, crew: list[Puppet], hf: Client, report: Report, name: str) 
         heirs[key] = pair[1]
         pair[0].worker.kill()
         died[key] = elapsed()
-    for key, puppet in heirs.items():
-        if not puppets.acquired(puppet.worker, turns + 1, within=size.ttl + SLACK):
+    for key, process in heirs.items():
+        if not controlled_processes.acquired(process.worker, turns + 1, within=size.ttl + SLACK):
             report.broken(f"{name}: {key} was not taken over within {size.ttl + SLACK:g} s")
             continue
-        delay = puppet.worker.notes("acquired")[turns]["at"] - died[key]
+        delay = process.worker.notes("acquired")[turns]["at"] - died[key]
         earliest = size.ttl * 2 / 3 - 0.25  # renewed at most a third of a ttl ago, unless the machine is busy
         report.demand(f"{name}: {key} was taken over {delay:.2f} s after the kill", kept=delay > earliest)
         report.within(
@@ -116,30 +116,33 @@ def prove(size: Size, seed: int, folder: Path, report: Report, place: Place) -> 
             report.broken(str(error))
             return
         crew = stack.enter_context(Crew(sys.argv[0], folder))
-        everybody = []
+        everyone = []
         for what in CLOCKS:
             env = clocks[what].env if what in clocks else None
-            everybody += [Puppet(what, w) for w in puppets.start(crew, EACH, url=place.url(), ttl=size.ttl, env=env)]
+            everyone += [
+                ControlledProcess(what, w)
+                for w in controlled_processes.start(crew, EACH, url=place.url(), ttl=size.ttl, env=env)
+            ]
         hf = stack.enter_context(Client(place.url()))
-        if not puppets.ready(crew.workers):
+        if not controlled_processes.ready(crew.workers):
             report.broken(f"{name}: the processes did not start: {list(crew.failures())}")
             return
-        orders = (chance.sample(everybody, len(everybody)) for _ in range(size.rounds))
+        orders = (chance.sample(everyone, len(everyone)) for _ in range(size.rounds))
         played = contend(size, orders, hf, report, name)
         lost = crew.notes("lost", "failed")
         report.demand(f"{name}: a loss was reported: {lost}", kept=not lost)
         if played == size.rounds:
-            bury(size, everybody, hf, report, name)
+            kill_holders(size, everyone, hf, report, name)
         for failure in crew.failures():
             report.broken(f"{name}: {failure}")
-        for puppet in everybody:
-            puppet.worker.kill()
-            if puppet.clock in clocks:
-                clocks[puppet.clock].forget(puppet.worker.pid)
-    tell(size, everybody, played, report, name)
+        for process in everyone:
+            process.worker.kill()
+            if process.clock in clocks:
+                clocks[process.clock].forget(process.worker.pid)
+    report_figures(size, everyone, played, report, name)
 
 
-def contend(size: Size, orders: Iterator[list[Puppet]], hf: Client, report: Report, name: str) -> int:
+def contend(size: Size, orders: Iterator[list[ControlledProcess]], hf: Client, report: Report, name: str) -> int:
     for number in range(1, size.rounds + 1):
         order = next(orders)
         stay = 2.5 * size.ttl if number <= size.long_stays else 0.0
@@ -150,10 +153,10 @@ def contend(size: Size, orders: Iterator[list[Puppet]], hf: Client, report: Repo
     return size.rounds
 
 
-def tell(size: Size, crew: list[Puppet], played: int, report: Report, name: str) -> None:
+def report_figures(size: Size, crew: list[ControlledProcess], played: int, report: Report, name: str) -> None:
     off = []
-    for puppet in crew:
-        note = puppet.worker.notes("ready")[0]
+    for process in crew:
+        note = process.worker.notes("ready")[0]
         right = next(p for p in crew if p.clock == "right").worker.notes("ready")[0]
         off.append((note["wall"] - note["at"]) - (right["wall"] - right["at"]))
     report.at_least(f"{name}: processes with a clock an hour ahead", sum(x > HOUR - 5 for x in off), EACH)
@@ -163,4 +166,4 @@ def tell(size: Size, crew: list[Puppet], played: int, report: Report, name: str)
 
 
 if __name__ == "__main__":
-    main(sys.argv[0], prove, small=SMALL, full=FULL, work=puppets.work)
+    main(sys.argv[0], prove, small=SMALL, full=FULL, work=controlled_processes.work)

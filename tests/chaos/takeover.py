@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from support.common import Crew, Journal, Report, until
-from support.workplaces import Workplace, main
+from support.workflow_stores import WorkflowStore, main
 
 from holdfast import Client, Context, Engine, step, workflow
 
 TTL = 1.0
 LONGEST = 60.0
-SAID = ("lease_lost", "worker_lost", "run_refused")
+EXPECTED_EVENTS = ("lease_lost", "worker_lost", "run_refused")
 """The late worker emits one of these events."""
 
 
@@ -67,7 +67,7 @@ async def drive(task: dict[str, Any]) -> None:
         await asyncio.to_thread(sys.stdin.readline)
 
 
-def prove(size: Size, seed: int, folder: Path, report: Report, place: Workplace) -> None:
+def prove(size: Size, seed: int, folder: Path, report: Report, place: WorkflowStore) -> None:
     task = {"url": place.url(folder)}
     with Crew(__file__, folder) as crew, Client(task["url"], namespace="takeover") as client:
         for time in range(size.times):
@@ -88,7 +88,7 @@ def take_over(name: str, *, task: dict[str, Any], crew: Crew, client: Client, re
     result = client.runs.result(run, timeout=LONGEST)
     demand(f"the result is {result}, not that of the second worker", kept=result == [second.name] * 2)
     first.resume()
-    too_late = until(lambda: any(note["name"] in SAID for note in first.notes("event")), within=LONGEST)
+    too_late = until(lambda: any(note["name"] in EXPECTED_EVENTS for note in first.notes("event")), within=LONGEST)
     demand("the first worker emitted no event about its loss", kept=too_late)
     until(lambda: first.notes("end"), within=LONGEST)
     seen = client.runs.get(run)

@@ -46,5 +46,5 @@ SERVERS = {
 
 
 @pytest.mark.parametrize("name", [*HERE, *SERVERS])
-def test_it_holds_at_the_smaller_size(name):
+def test_the_campaign_passes_at_its_small_size(name):
     check_campaign(name, SERVERS.get(name, ()))

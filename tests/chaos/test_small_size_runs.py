@@ -9,5 +9,5 @@ CAMPAIGNS = ("waiters", "turnover", "load", "crashes", "engines", "recovery", "t
 
 
 @pytest.mark.parametrize("name", CAMPAIGNS)
-def test_it_holds_at_the_smaller_size(name):
+def test_the_campaign_passes_at_its_small_size(name):
     check_campaign(name)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from support.common import Crew, Journal, Report
-from support.workplaces import Workplace, main
+from support.workflow_stores import WorkflowStore, main
 
 from holdfast import Client, HoldfastError, LeaseLost, StaleToken
 from holdfast.fencing import fenced_read, fenced_replace
@@ -64,7 +64,7 @@ POLLS = ("sqlite", "postgres")
 """Stores that can work without notifications."""
 
 
-def prove(size: Size, _seed: int, folder: Path, report: Report, place: Workplace) -> None:
+def prove(size: Size, _seed: int, folder: Path, report: Report, place: WorkflowStore) -> None:
     """Run the campaign on one store, with notifications and, if possible, with polling."""
     (folder / "woken").mkdir()
     take_turns(size, folder / "woken", report, place.kind, place.url(folder / "woken"))

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from support.common import SLACK, WAITING_LEASE, Crew, Journal, Report, Worker, until
-from support.workplaces import Workplace, main
+from support.workflow_stores import WorkflowStore, main
 
 from holdfast import Client
 from holdfast.platform import elapsed
@@ -32,8 +32,8 @@ TTL = 2.0
 LONG_TTL = 30.0
 OFFER = 1.0
 """Seconds for which an offer is valid, as documented; deliberately not imported from the code."""
-SCENES = ("head", "many", "brink", "paused", "sleeper", "all")
-VICTIMS = ("head", "many", "brink", "paused", "all")
+CASES = ("head", "many", "brink", "paused", "sleeper", "all")
+KILLED_WAITERS = ("head", "many", "brink", "paused", "all")
 """Cases in which waiters at the head of the queue are killed or paused."""
 KILLED, STOPPED, HOLDER_KILLED = ("head", "many"), ("brink", "paused"), ("sleeper", "all")
 TELLS_AT_ONCE = ("sqlite", "valkey", "redis")
@@ -88,24 +88,24 @@ class Round:
 
     def __init__(self, number: int, url: str, crew: Crew, chance: random.Random, many: int) -> None:
         self._crew, self._url, self._chance, self._many = crew, url, chance, many
-        self.keys = {scene: f"{scene}-{number}" for scene in SCENES}
+        self.keys = {scene: f"{scene}-{number}" for scene in CASES}
         self.since: dict[str, float] = {}
         self.holders: dict[str, Worker] = {}
-        self.victims: dict[str, list[Worker]] = {scene: [] for scene in SCENES}
+        self.victims: dict[str, list[Worker]] = {scene: [] for scene in CASES}
 
     def play(self, hf: Client) -> str:
         """Run the cases. Returns what went wrong in the preparation, or an empty string."""
         for scene, key in self.keys.items():
             self.holders[scene] = self._start([key], holds=True)
-        if not until(lambda: all(self._queued(hf, scene) for scene in SCENES), within=STARTING):
+        if not until(lambda: all(self._queued(hf, scene) for scene in CASES), within=STARTING):
             return "the holders did not get their locks"
-        for scene in VICTIMS:
+        for scene in KILLED_WAITERS:
             count = self._many if scene == "many" else 1
             self.victims[scene] = [self._start([self.keys[scene]], holds=False) for _ in range(count)]
-        if not until(lambda: all(self._queued(hf, scene) for scene in SCENES), within=STARTING):
+        if not until(lambda: all(self._queued(hf, scene) for scene in CASES), within=STARTING):
             return "the waiters to be killed did not queue"
         self.survivor = self._start(list(self.keys.values()), holds=False)
-        if not until(lambda: all(self._queued(hf, scene, self.survivor) for scene in SCENES), within=STARTING):
+        if not until(lambda: all(self._queued(hf, scene, self.survivor) for scene in CASES), within=STARTING):
             return "the surviving waiter did not queue behind the others"
         until(lambda: False, within=self._chance.uniform(0, 3))  # a random moment between two signs of life
         return self._strike()
@@ -164,9 +164,9 @@ class Round:
         }
 
 
-def prove(size: Size, seed: int, folder: Path, report: Report, place: Workplace) -> None:
+def prove(size: Size, seed: int, folder: Path, report: Report, place: WorkflowStore) -> None:
     chance, url = random.Random(seed), place.url(folder)
-    seen: dict[str, list[float]] = {scene: [] for scene in SCENES}
+    seen: dict[str, list[float]] = {scene: [] for scene in CASES}
     with Crew(__file__, folder) as crew:
         for number in range(size.rounds + MORE_ROUNDS):
             if number >= size.rounds and max(seen["paused"], default=0) >= PAUSE_SEEN:
@@ -177,7 +177,7 @@ def prove(size: Size, seed: int, folder: Path, report: Report, place: Workplace)
             if trouble:
                 report.broken(f"{place.kind}: {trouble}")
                 break
-            until(lambda this=this: len(this.delays()) == len(SCENES), within=WAITING_LEASE + 2 * SLACK)
+            until(lambda this=this: len(this.delays()) == len(CASES), within=WAITING_LEASE + 2 * SLACK)
             for scene, delay in this.delays().items():
                 seen[scene].append(delay)
             this.end()

@@ -20,7 +20,7 @@ from holdfast.cli.output import escaped, format_duration, format_token
 
 @pytest.fixture
 def url(tmp_path):
-    """A SQLite file in which "a" is held for long."""
+    """A SQLite file in which "a" is held for a long time."""
     address = f"sqlite:///{tmp_path}/hf.db"
     with Client(address) as hf:
         assert hf.hold("a", ttl=300)
@@ -36,7 +36,7 @@ def url(tmp_path):
         ["--json", "--url", "memory://", "locks", "list", "--url", "URL"],
     ],
 )
-def test_the_common_options_stand_before_the_group_or_after_the_command_and_the_last_one_counts(url, arguments):
+def test_common_options_may_be_before_the_group_or_after_the_command_and_the_last_one_applies(url, arguments):
     done = holdfast(*[url if word == "URL" else word for word in arguments])
     assert [lock["key"] for lock in answer(done)["locks"]] == ["a"]
 
@@ -45,7 +45,7 @@ def test_the_address_may_come_from_the_environment(url):
     assert answer(holdfast("locks", "list", "--json", url=url))["locks"]
 
 
-def test_without_an_address_it_is_the_clients_default_file(tmp_path, monkeypatch):
+def test_without_an_address_the_clients_default_file_is_used(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert str(tmp_path / "holdfast.db") in failure(holdfast("locks", "list"), 1)
     with Client("sqlite:///holdfast.db") as hf:
@@ -53,7 +53,7 @@ def test_without_an_address_it_is_the_clients_default_file(tmp_path, monkeypatch
     assert [lock["key"] for lock in answer(holdfast("locks", "list", "--json"))["locks"]] == ["b"]
 
 
-def test_a_namespace_sees_only_its_own(url):
+def test_a_command_shows_only_its_namespace(url):
     assert answer(holdfast("locks", "list", "--json", "--url", url, "--namespace", "other")) == {"locks": []}
 
 
@@ -107,7 +107,7 @@ READING = [
 
 
 @pytest.mark.parametrize("arguments", READING)
-def test_looking_at_a_file_that_is_not_there_is_refused_and_makes_none(tmp_path, arguments):
+def test_reading_a_file_that_does_not_exist_is_refused_and_creates_none(tmp_path, arguments):
     address = f"sqlite:///{tmp_path}/missing.db"
     assert f"there is no file {tmp_path}/missing.db" in failure(holdfast(*arguments, "--url", address), 1)
     (tmp_path / "empty.db").touch()
@@ -116,7 +116,7 @@ def test_looking_at_a_file_that_is_not_there_is_refused_and_makes_none(tmp_path,
 
 
 @pytest.mark.parametrize("arguments", [["locks", "list"], ["locks", "show", "a"], ["doctor"]])
-def test_a_store_that_is_not_one_of_ours_ends_with_1(tmp_path, arguments):
+def test_a_file_that_is_no_store_ends_with_1(tmp_path, arguments):
     (tmp_path / "hf.db").write_text("this is a letter to my aunt" * 100)
     done = holdfast(*arguments, "--json", "--url", f"sqlite:///{tmp_path}/hf.db")
     assert done.exit_code == 1
@@ -177,7 +177,7 @@ def test_a_store_on_a_network_file_system_is_reported_in_one_line(url, monkeypat
     assert "(nfs)" in done.stderr
 
 
-def test_as_a_process_it_answers_and_exits_in_the_same_way(url):
+def test_as_a_separate_process_the_output_and_the_exit_code_are_the_same(url):
     done = process("locks", "show", "a", "--json", "--url", url)
     assert (done.returncode, done.stderr) == (1, "")
     assert json.loads(done.stdout)["held"] is True
@@ -188,14 +188,14 @@ def test_as_a_process_it_answers_and_exits_in_the_same_way(url):
     assert done.stderr.startswith("holdfast: Missing argument")
 
 
-def test_what_is_no_terminal_gets_no_escape_codes_even_if_colours_are_forced(url):
+def test_a_pipe_gets_no_escape_codes_even_if_colours_are_forced(url):
     for command in (["locks", "list"], ["locks", "show", "a"], ["locks", "watch", "--for", "0"], ["doctor"]):
         done = process(*command, "--url", url, FORCE_COLOR="1", CLICOLOR_FORCE="1", TERM="xterm-256color", COLUMNS="20")
         assert "\x1b" not in done.stdout + done.stderr
         assert done.stdout
 
 
-def test_an_encoding_without_the_letters_does_not_break_the_output(url):
+def test_an_encoding_that_lacks_characters_does_not_break_the_output(url):
     with Client(url) as hf:
         hf.hold("überfällig", ttl=300)
     done = process("locks", "list", "--url", url, PYTHONIOENCODING="ascii")
@@ -215,7 +215,7 @@ LOOKING = [
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root may give files away")
 @pytest.mark.parametrize("arguments", LOOKING)
-def test_root_who_looks_does_not_lock_the_applications_user_out(url, tmp_path, arguments):
+def test_a_read_by_root_leaves_the_file_usable_for_the_applications_user(url, tmp_path, arguments):
     os.chown(tmp_path / "hf.db", 65_534, 65_534)
     (tmp_path / "hf.db-turn").unlink()
     assert holdfast(*arguments, "--url", url).exit_code in (0, 1)
@@ -249,7 +249,7 @@ ANSWERING_JSON = [[*command, "--json"] for command in ANSWERING[:6]]
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 @pytest.mark.parametrize("arguments", ANSWERING + ANSWERING_JSON)
-def test_an_answer_that_cannot_be_written_is_one_line(url, arguments):
+def test_output_that_cannot_be_written_is_reported_in_one_line(url, arguments):
     done = shell(">/dev/full", *arguments, HOLDFAST_URL=url)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
     assert done.stderr.startswith("holdfast: the output could not be written (No space left on device)")
@@ -283,7 +283,7 @@ def test_without_a_standard_error_everything_else_works(url):
     assert shell(">&- 2>&- <&-", "doctor", "--url", url).returncode == 1
 
 
-def test_without_a_standard_input_it_says_what_to_do(url):
+def test_without_a_standard_input_the_message_says_what_to_do(url):
     done = shell("<&-", "state", "set", "k", "-", "--url", url)
     assert (done.returncode, done.stdout) == (2, "")
     assert "standard input is closed" in done.stderr
@@ -302,7 +302,7 @@ def test_the_demo_has_no_json(arguments):
 
 
 @pytest.mark.parametrize("more", [[], ["--json"]])
-def test_a_pipe_without_a_reader_ends_it_quietly(url, more):
+def test_a_closed_output_pipe_ends_the_command_quietly(url, more):
     with started(
         [*COMMAND, "locks", "list", "--url", url, *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as popen:
@@ -311,7 +311,7 @@ def test_a_pipe_without_a_reader_ends_it_quietly(url, more):
         assert popen.wait(60) == 1
 
 
-def test_without_rich_it_says_what_to_install():
+def test_without_rich_the_message_says_what_to_install():
     blocked = "import sys; sys.modules['rich'] = None; from holdfast.cli import main; main()"
     done = subprocess.run([sys.executable, "-c", blocked], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
@@ -329,7 +329,7 @@ def test_without_rich_it_says_what_to_install():
         ("\U000e0041\ue000\u2028", r"\U000e0041\ue000\u2028"),
     ],
 )
-def test_characters_that_control_a_terminal_are_written_out(text, seen):
+def test_characters_that_control_a_terminal_are_escaped(text, seen):
     assert escaped(text) == seen
 
 
@@ -357,12 +357,12 @@ SHOWN = [
 ]
 
 
-def test_the_pages_show_commands():
+def test_the_documentation_contains_commands():
     assert {page for page, _ in SHOWN} >= {"cli.md", "runbook.md"}
 
 
 @pytest.mark.parametrize(("page", "line"), SHOWN)
-def test_the_commands_that_the_pages_show_are_understood(page, line, url):
+def test_the_commands_in_the_documentation_are_valid(page, line, url):
     words = [word.replace("sqlite:////var/lib/app/holdfast.db", url) for word in shlex.split(line)]
     if words[:2] == ["locks", "watch"]:
         words += ["--for", "0"]

@@ -87,7 +87,7 @@ def test_a_store_without_problems_is_reported_as_ok(url):
     assert [line.split()[0] for line in done.stdout.splitlines()[:-1]] == ["ok"] * 13
 
 
-def test_the_document_of_a_check_up_has_this_shape(url):
+def test_the_json_document_of_doctor_has_this_shape(url):
     document = answer(holdfast("doctor", "--json", "--url", url))
     finding = {"check": "str", "level": "str", "detail": "str", "advice": "str"}
     assert shape(document) == {"url": "str", "namespace": "str", "level": "str", "findings": [finding] * 13}
@@ -109,7 +109,7 @@ def test_memory_is_not_durable():
     assert [each["check"] for each in document["findings"]] == ["store", "durability", *RECORD_CHECKS]
 
 
-def test_a_file_that_is_not_there_is_a_problem_and_none_is_made(tmp_path):
+def test_a_file_that_does_not_exist_is_a_problem_and_none_is_created(tmp_path):
     level, detail = found(f"sqlite:///{tmp_path}/missing.db", "store", code=1)
     assert level == "problem"
     assert "there is no file" in detail
@@ -117,7 +117,7 @@ def test_a_file_that_is_not_there_is_a_problem_and_none_is_made(tmp_path):
 
 
 @pytest.mark.parametrize(("version", "words"), [(3, "an earlier development version"), (99, "a newer version")])
-def test_a_file_of_another_schema_is_a_problem_and_is_left_as_it_is(path, url, version, words):
+def test_a_file_with_another_schema_is_a_problem_and_is_unchanged(path, url, version, words):
     sql(path, f"PRAGMA user_version = {version}")
     before = path.read_bytes()
     level, detail = found(url, "store", code=1)
@@ -127,7 +127,7 @@ def test_a_file_of_another_schema_is_a_problem_and_is_left_as_it_is(path, url, v
     assert path.read_bytes() == before
 
 
-def test_a_file_of_an_older_schema_is_a_problem_and_is_left_as_it_is(path, url, monkeypatch):
+def test_a_file_with_an_older_schema_is_a_problem_and_is_unchanged(path, url, monkeypatch):
     later = sqlite_file.SCHEMA_VERSION + 1
     for module in (sqlite_file, sqlite_health):
         monkeypatch.setattr(module, "SCHEMA_VERSION", later)
@@ -153,7 +153,7 @@ def test_a_file_that_is_replaced_while_it_is_in_use_is_a_problem(path, url, monk
         assert (finding.level, "newer" in finding.detail) == ("problem", True)
 
 
-def test_a_file_that_vanished_is_a_finding_and_no_exception(path, url):
+def test_a_file_that_was_deleted_is_a_finding_and_no_exception(path, url):
     with Client(url) as hf:
         path.unlink()
         assert hf.runtime.store.diagnose()[0].level == "problem"
@@ -178,7 +178,7 @@ def test_a_network_file_system_is_a_problem(url, monkeypatch):
 
 
 @pytest.mark.parametrize(("free", "level", "code"), [(511, "warning", 0), (31, "problem", 1), (512, "ok", 0)])
-def test_a_disk_that_gets_full_is_reported(url, monkeypatch, free, level, code):
+def test_a_disk_that_is_almost_full_is_reported(url, monkeypatch, free, level, code):
     monkeypatch.setattr("shutil.disk_usage", lambda _path: SimpleNamespace(free=free * 1024 * 1024))
     seen, detail = found(url, "disk_space", code=code)
     assert (seen, detail.startswith(f"{free} MiB free")) == (level, True)
@@ -245,7 +245,7 @@ def test_waiters_that_missed_two_polls_are_reported(url, plant):
     assert "1 waiters have missed two polls (a: dead, kept for " in detail
 
 
-def test_many_of_a_kind_are_counted_and_only_some_named(url, plant):
+def test_many_findings_of_a_kind_are_counted_and_some_are_named(url, plant):
     for number in range(150):
         plant(f"broken:{number:03}", "nothing of ours")
     level, detail = found(url, "records", code=1)
@@ -279,7 +279,7 @@ def test_a_state_that_cannot_be_read_is_a_problem(path, url, change):
     assert "2 of 4 cannot be read (bad of execution 'run-7' in elsewhere; bad in elsewhere)" in detail
 
 
-def test_states_that_cannot_be_read_are_counted_and_only_some_named(path, url):
+def test_unreadable_states_are_counted_and_some_are_named(path, url):
     with Client(url) as hf:
         for number in range(8):
             hf.state(f"s{number}").set(number)
@@ -295,7 +295,7 @@ def test_a_store_that_does_not_answer_is_a_problem(url, plan):
     assert [each["check"] for each in answer(done)["findings"]] == ["store", *SQLITE_CHECKS, "store"]
 
 
-def test_a_check_up_changes_nothing(path, url):
+def test_doctor_changes_nothing(path, url):
     with Client(url) as hf, hf.lock("a", ttl=300):
         files = {name: name.read_bytes() for name in (path, path.with_name("hf.db-wal"))}
         assert holdfast("doctor", "--url", url).exit_code == 0

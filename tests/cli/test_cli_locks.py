@@ -35,7 +35,7 @@ def lock(holders=(), waiters=(), forced="NoneType"):
 
 @pytest.fixture
 def url(tmp_path):
-    """The address of a SQLite file that is there and empty of locks."""
+    """The address of an existing SQLite file without locks."""
     address = f"sqlite:///{tmp_path}/hf.db"
     Client(address).close()
     return address
@@ -74,7 +74,7 @@ def test_the_document_of_a_list_has_this_shape(busy):
     assert info["waiters"][0]["owner"] == "bob"
 
 
-def test_a_list_takes_a_prefix_and_says_when_there_is_nothing(busy):
+def test_a_list_accepts_a_prefix_and_says_when_it_is_empty(busy):
     assert len(answer(holdfast("locks", "list", "invoice:", "--json", "--url", busy))["locks"]) == 1
     done = holdfast("locks", "list", "order:", "--url", busy)
     assert (done.exit_code, done.stdout.split(" in ")[0]) == (
@@ -84,7 +84,7 @@ def test_a_list_takes_a_prefix_and_says_when_there_is_nothing(busy):
     assert answer(holdfast("locks", "list", "order:", "--json", "--url", busy)) == {"locks": []}
 
 
-def test_a_key_longer_than_a_line_is_shown_whole_where_there_is_no_terminal(url):
+def test_a_key_longer_than_a_line_is_shown_in_full_without_a_terminal(url):
     with Client(url) as hf:
         hf.hold("k" * 500, ttl=300)
         hf.hold("l", ttl=300)
@@ -130,7 +130,7 @@ def test_the_document_of_one_lock_has_this_shape(busy):
     assert shape(answer(done)) == lock()
 
 
-def test_a_place_without_an_end_has_no_time_left(url):
+def test_a_wait_without_an_expiry_has_no_remaining_time(url):
     label = Label("me")
     record = LockRecord(
         fence=2,
@@ -228,7 +228,7 @@ def test_a_lock_that_got_a_new_holder_before_the_answer_is_not_released(url):
                 second.renew()
 
 
-def test_on_a_terminal_there_is_no_question_about_a_free_lock(url):
+def test_on_a_terminal_releasing_a_free_lock_asks_nothing(url):
     with terminal("locks", "release", "a", "--reason", "x", "--url", url) as screen:
         assert "a has no holder" in screen.until("a has no holder")
         assert screen.end() == 0
@@ -307,7 +307,7 @@ def test_a_watch_counts_its_locks(busy):
         assert "2 locks in " in screen.until("2 locks in ")
 
 
-def test_on_a_terminal_a_watch_ends_by_itself(busy):
+def test_on_a_terminal_a_watch_ends_after_its_count(busy):
     with terminal("locks", "watch", "--for", "0.1 seconds", "--url", busy) as screen:
         assert screen.end() == 0
         assert "invoice:42" in screen.seen
@@ -321,7 +321,7 @@ SHOWN = r"\x1b[2J\x1b]0;owned\x07\r\u202e\u2066[bold red]x[/] :bomb:"
 
 @pytest.fixture
 def evil(url):
-    """A file whose every name would do something to a terminal."""
+    """A file in which every name contains terminal control characters."""
     now = time.time_ns() // 1_000
     label = Label(EVIL, EVIL, 7)
     times = {"since": now, "ttl": 300_000_000}

@@ -58,13 +58,13 @@ def url(request, tmp_path):
 @pytest.fixture
 def hf(url):
     with Client(url) as client:
-        client.runs.list()  # on a server, that makes what is to be looked at
+        client.runs.list()  # on a server this creates the schema that is read
         yield client
 
 
 @contextmanager
 def driving(url, **options):
-    """An engine in a thread of its own."""
+    """An engine in its own thread."""
     begun, told, loops = threading.Event(), None, []
 
     async def work():
@@ -222,7 +222,7 @@ def test_a_run_is_shown_with_its_history_its_unread_signals_and_its_error(failed
     assert "\x1b" not in done.stdout
 
 
-def test_json_has_all_of_it(failed):
+def test_json_shows_all_details_of_a_run(failed):
     document = answer(holdfast("runs", "show", "o", "--json", "--url", failed))
     assert [(one["kind"], one["name"]) for one in document["history"]] == [
         ("step", "reserve"), ("signal", "paid"), ("attempt", "ship"), ("failed", "ship"),
@@ -334,7 +334,7 @@ def test_a_run_that_does_not_exist_ends_with_1(url, hf, command):
 # -- cancel, retry, restart ---------------------------------------------------------------------------------
 
 
-def test_cancelling_stops_a_run_wherever_it_is(url, hf):
+def test_cancelling_stops_a_run_in_every_state(url, hf):
     hf.runs.start("order", 1, id="early")
     done = holdfast("runs", "cancel", "early", "--url", url)
     assert (done.exit_code, done.stdout) == (0, "early is cancelled.\n")
@@ -456,7 +456,7 @@ def test_a_run_that_is_queued_for_its_limits_is_listed_and_explained(url, hf):
     assert state_of(url, "third") == (0, "sleeping"), "it may begin within the hour"
 
 
-def test_show_lists_the_locks_that_a_run_has_and_had(url):
+def test_show_lists_current_and_former_locks_of_a_run(url):
     @workflow(name="locking")
     async def locking(ctx, _none: None) -> None:
         async with ctx.mutex("first"):
@@ -478,7 +478,7 @@ def test_show_lists_the_locks_that_a_run_has_and_had(url):
     assert answer(holdfast("runs", "show", "r", "--json", "--url", url))["locks"] == ["workflow/locking/second"]
 
 
-def test_what_a_run_waits_for_is_named(url):
+def test_show_names_what_a_run_waits_for(url):
     @workflow(name="inner")
     async def inner(ctx, _none: None) -> None:
         async with ctx.mutex("a", scope="global"):

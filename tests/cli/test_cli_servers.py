@@ -14,7 +14,7 @@ from holdfast import Client, LeaseLost
 
 @pytest.fixture(params=["postgres", "valkey"])
 def address(request):
-    """A place on a real server that has not been used yet; on PostgreSQL it is removed again."""
+    """The address of an unused namespace or schema on a real server; on PostgreSQL it is removed at the end."""
     option, name = {"postgres": "schema", "valkey": "prefix"}[request.param], f"cli_{uuid.uuid4().hex}"
     server = real_servers.shared(request.param)
     yield f"{server.url}?{option}={name}"

@@ -18,7 +18,7 @@ def url(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["1", "-5", "-2.5e3", '"text"', "true", '{"a": [1, null, {"b": "é"}]}', "[]"])
-def test_what_is_set_is_what_is_got(url, text):
+def test_get_returns_the_value_that_was_set(url, text):
     done = holdfast("state", "set", "k", text, "--url", url)
     assert (done.exit_code, done.output) == (0, "k is set.\n")
     with Client(url) as hf:
@@ -27,14 +27,14 @@ def test_what_is_set_is_what_is_got(url, text):
     assert (shown.exit_code, answer(shown)) == (0, value)
 
 
-def test_people_get_json_over_several_lines(url):
+def test_without_json_a_value_is_printed_over_several_lines(url):
     with Client(url) as hf:
         hf.state("k").set({"a": [1], "b": "[bold]é"})
     done = holdfast("state", "get", "k", "--url", url)
     assert (done.exit_code, done.stdout) == (0, '{\n  "a": [\n    1\n  ],\n  "b": "[bold]é"\n}\n')
 
 
-def test_setting_answers_with_what_was_set(url):
+def test_set_prints_the_value_that_was_set(url):
     done = holdfast("state", "set", "k", '{"a": 1}', "--json", "--url", url)
     assert answer(done) == {"key": "k", "value": {"a": 1}}
 
@@ -44,7 +44,7 @@ def test_a_value_may_come_from_standard_input(url):
     assert answer(holdfast("state", "get", "k", "--json", "--url", url)) == {"a": 1}
 
 
-def test_where_there_is_nothing_people_are_told_and_machines_get_null(url):
+def test_a_missing_value_is_a_message_or_null_in_json(url):
     Client(url).close()
     assert "there is no value under k" in failure(holdfast("state", "get", "k", "--url", url), 1)
     done = holdfast("state", "get", "k", "--json", "--url", url)
@@ -54,7 +54,7 @@ def test_where_there_is_nothing_people_are_told_and_machines_get_null(url):
 @pytest.mark.parametrize(
     "text", ["text", "", "{", "NaN", "[Infinity]", "99999999999999999999", "1e999", "[" * 200 + "]" * 200, "[" * 99_999]
 )
-def test_what_cannot_be_read_as_json_ends_with_2_and_sets_nothing(url, text):
+def test_a_value_that_is_no_json_ends_with_2_and_sets_nothing(url, text):
     with Client(url) as hf:
         hf.state("k").set("before")
     assert "JSON" in failure(holdfast("state", "set", "k", text, "--url", url), 2)
@@ -62,12 +62,12 @@ def test_what_cannot_be_read_as_json_ends_with_2_and_sets_nothing(url, text):
 
 
 @pytest.mark.parametrize("text", ["{", "99999999999999999999"])
-def test_a_value_that_is_refused_does_not_make_a_file(url, tmp_path, text):
+def test_a_refused_value_does_not_create_a_file(url, tmp_path, text):
     failure(holdfast("state", "set", "k", text, "--url", url), 2)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_row_that_cannot_be_read_is_the_stores_fault_and_not_the_arguments(url, tmp_path, monkeypatch):
+def test_an_unreadable_row_is_an_error_of_the_store_and_not_a_usage_error(url, tmp_path, monkeypatch):
     with Client(url) as hf:
         hf.state("k").set(1)
     with closing(sqlite3.connect(tmp_path / "hf.db", isolation_level=None)) as db:
@@ -84,7 +84,7 @@ def test_a_row_that_cannot_be_read_is_the_stores_fault_and_not_the_arguments(url
     )
 
 
-def test_a_value_whose_row_holds_no_json_is_set_anew(url, tmp_path):
+def test_a_value_whose_row_holds_no_json_can_be_replaced(url, tmp_path):
     with Client(url) as hf:
         hf.state("k").set(1)
     with closing(sqlite3.connect(tmp_path / "hf.db", isolation_level=None)) as db:
@@ -104,7 +104,7 @@ def test_a_bad_key_ends_with_2(url):
     failure(holdfast("state", "get", "\x1b", "--url", url), 2)
 
 
-def test_values_do_nothing_to_a_terminal(url):
+def test_values_do_not_control_a_terminal(url):
     with Client(url) as hf:
         hf.state("k").set({"\x1b[2J\u202e": "\x9b\u2028\u2066"})
     for more in ([], ["--json"]):

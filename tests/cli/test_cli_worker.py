@@ -125,7 +125,7 @@ def ended(popen):
 
 
 @pytest.mark.parametrize("target", ["flows:engine", "flows:make"])
-def test_it_drives_the_runs_of_an_engine_or_of_one_that_a_factory_makes(folder, hf, target):
+def test_the_target_may_be_an_engine_or_a_factory_of_one(folder, hf, target):
     before = hf.runs.start("hello", "ann")
     with worker(folder, target=target) as popen:
         assert popen.ready.startswith("ready: smith drives blocks, hello, slow, waits in sqlite:///")
@@ -162,7 +162,7 @@ def test_a_run_that_is_not_done_within_the_grace_period_is_released_at_once(fold
         assert hf.runs.result(busy, timeout=PATIENCE) == "file"
 
 
-def test_a_step_that_blocks_a_thread_does_not_keep_the_process(folder, hf):
+def test_a_step_that_blocks_a_thread_does_not_prevent_the_exit(folder, hf):
     hf.runs.start("blocks", "file")
     with worker(folder, "--grace", "0.1") as popen:
         eventually((folder / "file.begun").exists)
@@ -173,7 +173,7 @@ def test_a_step_that_blocks_a_thread_does_not_keep_the_process(folder, hf):
 
 
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
-def test_a_second_signal_ends_it_at_once(folder, hf, second):
+def test_a_second_signal_ends_the_worker_at_once(folder, hf, second):
     hf.runs.start("slow", "file")
     with worker(folder, "--grace", "600", "--ready-file", str(folder / "ready")) as popen:
         eventually((folder / "file.begun").exists)
@@ -188,7 +188,7 @@ def test_a_second_signal_ends_it_at_once(folder, hf, second):
     assert not (folder / "ready").exists()
 
 
-def test_the_same_signal_twice_in_a_moment_counts_once(folder, hf):
+def test_the_same_signal_twice_within_a_moment_counts_once(folder, hf):
     busy = hf.runs.start("slow", "file")
     with worker(folder, "--grace", "600") as popen:
         eventually((folder / "file.begun").exists)
@@ -216,7 +216,7 @@ def test_an_engine_that_would_drive_nothing_is_warned_about(folder, options, wor
     assert words in err
 
 
-def test_its_help_does_not_offer_what_it_refuses():
+def test_the_help_does_not_list_options_that_are_refused():
     printed = holdfast("worker", "--help").stdout
     assert "--url" not in printed
     assert "--namespace" not in printed
@@ -224,7 +224,7 @@ def test_its_help_does_not_offer_what_it_refuses():
     assert "--url" in holdfast("runs", "list", "--help").stdout
 
 
-def test_killed_in_the_middle_of_a_step_another_worker_takes_over_when_the_lease_is_over(folder, hf):
+def test_after_a_kill_within_a_step_another_worker_takes_over_when_the_lease_has_expired(folder, hf):
     busy = hf.runs.start("slow", "file")
     with worker(folder) as popen:
         eventually((folder / "file.begun").exists)
@@ -235,7 +235,7 @@ def test_killed_in_the_middle_of_a_step_another_worker_takes_over_when_the_lease
             assert hf.runs.result(busy, timeout=PATIENCE) == "file"
 
 
-def test_the_ready_file_exists_while_it_is_ready_and_is_removed_when_it_drains(folder, hf):
+def test_the_ready_file_exists_while_the_worker_is_ready_and_is_removed_when_it_drains(folder, hf):
     file = folder / "ready"
     file.write_text("1\n")
     hf.runs.start("slow", "file")
@@ -253,7 +253,7 @@ def test_the_ready_file_exists_while_it_is_ready_and_is_removed_when_it_drains(f
         assert ended(popen)[0] == 0
 
 
-def test_a_ready_file_that_is_not_touched_any_more_is_not_ready(tmp_path):
+def test_a_ready_file_with_an_old_timestamp_means_not_ready(tmp_path):
     file = tmp_path / "ready"
     file.write_text("4711\n")
     os.utime(file, (time.time() - 60, time.time() - 60))
@@ -264,7 +264,7 @@ def test_a_ready_file_that_is_not_touched_any_more_is_not_ready(tmp_path):
 
 @pytest.fixture(params=["postgres", "valkey"])
 def proxy(request, folder):
-    """A way to a real server, and a module `far` whose engine goes by it."""
+    """A proxy to a real server, and a module `far` whose engine connects through it."""
     server, kind = real_servers.shared(request.param), {"postgres": "schema", "valkey": "prefix"}[request.param]
     name = f"worker_{uuid.uuid4().hex}"
     with Proxy(server.host, server.port) as way:
@@ -345,7 +345,7 @@ def test_an_unusable_target_is_reported_in_one_line(folder, arguments, code, wor
     assert words in done.stderr
 
 
-def test_an_unreachable_store_ends_it_with_one_line_after_the_log(folder):
+def test_an_unreachable_store_ends_the_worker_with_one_line_after_the_log(folder):
     (folder / "away.py").write_text("from holdfast import Engine\nengine = Engine('redis://u:hunter2@127.0.0.1:1/0')\n")
     done = run(folder, "away:engine", "--ready-file", "ready")
     assert (done.returncode, done.stdout) == (1, "")

@@ -26,7 +26,7 @@ def printed():
     return out.getvalue()
 
 
-def test_the_demo_plays_every_scene_and_succeeds(printed):
+def test_the_demo_shows_every_part_and_succeeds(printed):
     for words in ("eve is killed", "was refused", "each job exactly once", "What to try next"):
         assert words in printed
 
@@ -75,7 +75,7 @@ def test_the_help_lists_the_demo():
     assert "demo" in result.output
 
 
-def test_without_its_libraries_the_command_line_says_what_to_install():
+def test_without_its_dependencies_the_command_line_says_what_to_install():
     blocked = "import sys; sys.modules['click'] = None; from holdfast.cli import main; main()"
     done = subprocess.run([sys.executable, "-c", blocked], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1

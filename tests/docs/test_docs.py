@@ -1,4 +1,4 @@
-"""What the documentation shows runs, and what it lists is what there is."""
+"""The examples of the documentation run, and its lists match the code."""
 
 import os
 import re
@@ -27,7 +27,7 @@ FILES = {
 
 
 def ran(page, folder, *arguments):
-    """What Python prints in a folder with the page's files and a process of its own."""
+    """Run the code in a separate process and a folder with the page's files. Returns what it printed."""
     for name, text in FILES[page]:
         (folder / name).write_text(text)
     done = subprocess.run(
@@ -45,7 +45,7 @@ def ran(page, folder, *arguments):
 
 @pytest.mark.parametrize("page", [page for page, examples in EXAMPLES.items() if examples])
 def test_the_examples_of_a_page_run_one_after_the_other(page, tmp_path):
-    """In a folder with the page's files and a process of their own; the operators' paths are moved into that folder."""
+    """In a separate process and a folder with the page's files; absolute paths are moved into that folder."""
     code = "\n\n".join(EXAMPLES[page]).replace("sqlite:////var/lib/app/", f"sqlite:///{tmp_path}/")
     compile(code, page, "exec")
     ran(page, tmp_path, "-c", code)
@@ -61,7 +61,7 @@ PROGRAMS = [
 
 @pytest.mark.parametrize(("page", "name"), PROGRAMS)
 def test_a_program_of_a_page_runs_and_prints_what_the_page_says(page, name, tmp_path):
-    """What stands in a comment behind a print is printed; up to the dots, where there are some."""
+    """The comment after a print is what it prints; up to the dots, if there are any."""
     printed = ran(page, tmp_path, name)
     for said in re.findall(r"^ *print\(.*\) +# (.*)$", dict(FILES[page])[name], re.MULTILINE):
         assert said.partition(" ...")[0] in printed
@@ -91,7 +91,7 @@ def test_the_links_of_the_readme_have_the_titles_of_their_pages():
         assert text == title, path
 
 
-def test_the_trip_of_the_readme_goes_on_after_a_kill(tmp_path):
+def test_the_workflow_of_the_readme_continues_after_a_kill(tmp_path):
     (tmp_path / "trip.py").write_text(dict(FILES["README.md"])["trip.py"])
     claims = []
     for kill_at in ("booking a hotel", None):
@@ -107,7 +107,7 @@ def test_the_trip_of_the_readme_goes_on_after_a_kill(tmp_path):
     ]
 
 
-def test_the_table_of_events_is_the_one_in_the_code():
+def test_the_table_of_events_equals_the_one_in_the_code():
     rows = [
         f"| `{name}` | {kind.level} | {kind.when} | {', '.join(f'`{field}`' for field in kind.fields)} |"
         for name, kind in EVENTS.items()
@@ -116,7 +116,7 @@ def test_the_table_of_events_is_the_one_in_the_code():
     assert shown == rows
 
 
-def test_every_campaign_and_long_test_of_the_makefile_is_in_contributing_and_the_other_way_round():
+def test_contributing_lists_exactly_the_campaigns_and_long_tests_of_the_makefile():
     words = set(re.findall(r"`make ((?:chaos|test)-[a-z_]+)`", (ROOT / "CONTRIBUTING.md").read_text()))
     makefile = (ROOT / "Makefile").read_text()
     campaigns = re.search(r"^CAMPAIGNS := (.*)$", makefile, re.MULTILINE)[1].split()

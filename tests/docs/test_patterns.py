@@ -46,7 +46,7 @@ def jobs(tmp_path):
     db.close()
 
 
-def test_a_jobs_transition_is_made_once_and_refused_while_somebody_else_is_at_it(recipes, sqlite_url, jobs):
+def test_a_jobs_transition_is_made_once_and_refused_while_another_client_makes_it(recipes, sqlite_url, jobs):
     with Client(sqlite_url) as mine, Client(sqlite_url) as other:
         with other.lock("job:7"):
             done = threading.Thread(target=lambda: results.append(recipes["finish"](mine, None, 7)))
@@ -58,12 +58,12 @@ def test_a_jobs_transition_is_made_once_and_refused_while_somebody_else_is_at_it
         assert jobs.execute("SELECT state FROM jobs").fetchone() == ("done",)
 
 
-def test_a_jobs_transition_is_held_for_60_s_renewed_every_20_and_given_up_after_3_failures(recipes, sqlite_url, jobs):
+def test_a_jobs_lease_of_60_s_is_renewed_every_20_s_and_lost_after_3_failures(recipes, sqlite_url, jobs):
     seen = []
     with Client(sqlite_url) as mine:
 
         class Spy:
-            """A connection through which one sees what is held at the moment of the write."""
+            """A connection that notes which leases are held at the moment of the write."""
 
             in_transaction = property(lambda _: jobs.in_transaction)
 
@@ -111,7 +111,7 @@ def test_one_replica_reconciles_in_a_window_and_never_releases_early(recipes, sq
 
 
 @on_a_loop
-async def test_a_runs_update_meets_the_other_tasks_first_and_the_store_one_at_a_time(recipes, sqlite_url):
+async def test_updates_of_a_run_queue_in_their_process_and_reach_the_store_one_at_a_time(recipes, sqlite_url):
     async with AsyncClient(sqlite_url) as hf:
         inside, most, terms = 0, 0, set()
 

@@ -26,7 +26,7 @@ def navigation():
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """As `make docs` builds it, in a folder of its own."""
+    """As `make docs` builds it, in a temporary folder."""
     project = tmp_path_factory.mktemp("project")
     shutil.copy(ROOT / "mkdocs.yml", project)
     shutil.copytree(ROOT / "docs", project / "docs")
@@ -44,7 +44,7 @@ def test_every_page_is_in_the_navigation_once_and_every_entry_is_a_page(navigati
     assert sorted(navigation) == sorted(PAGES)
 
 
-def test_every_image_of_a_page_is_there():
+def test_every_image_of_a_page_exists():
     for page in PAGES:
         text = (ROOT / "docs" / page).read_text()
         for target in re.findall(r"!\[[^\]]*\]\(([^)#]+)\)", text):

@@ -1,4 +1,4 @@
-"""What must hold of `guard` on PostgreSQL, whatever the driver. A driver's own file says only what is its own."""
+"""Tests of `guard` on PostgreSQL that are the same for every driver; each driver has its own file for the rest."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SERIALIZATION_FAILURE = "40001"
 
 @contextmanager
 def meanwhile(call):
-    """Run something that waits in a thread, and get its outcome: None, or what it raised."""
+    """Run a function that waits in a thread. Yields its outcome: None, or the exception that it raised."""
     outcome = SimpleNamespace(error=None)
 
     def run():
@@ -68,14 +68,14 @@ class Fencing:
         assert database.log() == [T0]
         assert database.fences() == {"counter": T0}
 
-    def test_resources_do_not_know_of_each_other(self, connect, database):
+    def test_each_resource_has_its_own_fence(self, connect, database):
         writer = connect()
         names = ["a", "A", "ä", "a'; DROP TABLE log; --", "100%", "%s", ":b", "$1", "{x}", "x" * 512]
         for place, name in enumerate(names):
             writer.write(200 - place, name)
         assert database.fences() == {name: 200 - place for place, name in enumerate(names)}
 
-    def test_holders_of_a_semaphore_do_not_shut_each_other_out(self, connect, database):
+    def test_holders_of_a_semaphore_do_not_refuse_each_other(self, connect, database):
         """Tokens 100 and 200 hold together, so both bring the floor 100."""
         writer = connect()
         writer.write(SimpleNamespace(token=200, floor=100))
@@ -91,7 +91,7 @@ class Fencing:
             writer.write(SimpleNamespace(token=199, floor=100))
         assert database.fences() == {"counter": 200}
 
-    def test_a_roll_back_takes_the_remembered_floor_along(self, connect, database):
+    def test_a_rollback_also_removes_the_stored_floor(self, connect, database):
         writer = connect()
         writer.write(100)
         writer.begin()
@@ -100,7 +100,7 @@ class Fencing:
         assert database.fences() == {"counter": 100}
         writer.write(150)
 
-    def test_the_table_is_made_in_the_users_transaction_and_goes_with_it(self, connect, database):
+    def test_the_table_is_created_in_the_users_transaction_and_rolled_back_with_it(self, connect, database):
         writer = connect()
         for _ in range(2):
             writer.begin()
@@ -111,7 +111,7 @@ class Fencing:
         writer.write(100)
         assert database.fences() == {"counter": 100}
 
-    def test_a_refusal_leaves_the_users_own_transaction_as_it_was(self, connect, database):
+    def test_a_refusal_leaves_the_users_own_transaction_open(self, connect, database):
         writer = connect()
         writer.write(200)
         writer.begin()
@@ -142,18 +142,18 @@ class Fencing:
         assert not database.has_fences()
 
 
-class Meeting:
+class Concurrent:
     """Two transactions at the same time."""
 
     @pytest.fixture(params=["no-table", "no-row", "a-row"])
     def before(self, request, connect):
-        """What there is when they meet."""
+        """What the fence contains before the test."""
         if request.param != "no-table":
             connect().write(1, "another" if request.param == "no-row" else "counter")
 
     @pytest.mark.parametrize("level", LEVELS, ids=lambda level: level.replace(" ", "-").lower())
     @pytest.mark.parametrize("ending", ["commit", "rollback"])
-    def test_an_older_one_waits_for_the_newer_and_is_judged_by_what_became_of_it(
+    def test_an_older_holder_waits_for_the_transaction_of_a_newer_one_and_depends_on_its_outcome(
         self, connect, database, before, level, ending
     ):
         newer, older = connect(), connect()
@@ -178,7 +178,7 @@ class Meeting:
         assert database.fences()["counter"] == T0
 
     @pytest.mark.parametrize("level", LEVELS, ids=lambda level: level.replace(" ", "-").lower())
-    def test_one_that_has_read_before_cannot_pass_on_an_old_view_of_the_fence(self, connect, database, level):
+    def test_a_transaction_with_an_old_snapshot_of_the_fence_cannot_pass(self, connect, database, level):
         newer, older = connect(), connect()
         newer.write(T0 - 2)
         older.begin(level)
@@ -191,7 +191,7 @@ class Meeting:
         older.rollback()
         assert database.log() == [T0 - 2, T0]
 
-    def test_a_newer_one_waits_for_an_older_that_is_inside_and_comes_after_it(self, connect, database):
+    def test_a_newer_holder_waits_for_the_open_transaction_of_an_older_one(self, connect, database):
         newer, older = connect(), connect()
         connect().write(T0 - 2)
         older.begin()
@@ -208,7 +208,7 @@ class Meeting:
         with pytest.raises(StaleToken):
             older.write(T0 - 1)
 
-    def test_those_that_make_the_table_at_the_same_time_all_succeed(self, connect, database):
+    def test_transactions_that_create_the_table_at_the_same_time_all_succeed(self, connect, database):
         writers = [connect() for _ in range(4)]
         together, failed = threading.Barrier(len(writers)), []
 
@@ -228,10 +228,10 @@ class Meeting:
         assert database.fences() == {f"resource:{token}": token for token in range(100, 104)}
 
 
-class Finding:
-    """Which table is the fence."""
+class FenceTable:
+    """Which table is used as the fence."""
 
-    def test_a_temporary_table_of_the_same_name_does_not_stand_in_for_the_fence(self, connect, database):
+    def test_a_temporary_table_of_the_same_name_is_not_used_as_the_fence(self, connect, database):
         writer = connect()
         writer.write(200)
         writer.begin()
@@ -242,7 +242,7 @@ class Finding:
         assert writer.execute("SELECT count(*) FROM pg_temp.holdfast_fences") == [(0,)]
         writer.rollback()
 
-    def test_nor_is_the_fence_made_as_a_temporary_one(self, connect, database):
+    def test_the_fence_is_not_created_as_a_temporary_table(self, connect, database):
         writer = connect()
         writer.begin()
         writer.execute("CREATE TEMP TABLE mine (id int)")
@@ -251,7 +251,7 @@ class Finding:
         writer.write(200)
         assert database.fences() == {"counter": 200}
 
-    def test_a_schema_of_a_strange_name_is_found_and_made_use_of(self, connect, database):
+    def test_a_schema_whose_name_must_be_quoted_is_found_and_used(self, connect, database):
         strange = 'Odd %s :y $1 {z} "q" é'
         quoted = '"' + strange.replace('"', '""') + '"'
         database.watcher.execute(f"CREATE SCHEMA {quoted}")
@@ -266,7 +266,7 @@ class Finding:
         assert not database.has_fences()
 
     def test_each_schema_of_the_search_path_has_a_fence_of_its_own(self, connect, database):
-        """As where each tenant has a schema, and the connections are shared."""
+        """For example one schema per tenant, with shared connections."""
         writer = connect()
         for schema, token in (("one", 200), ("two", 100)):
             database.watcher.execute(f"CREATE SCHEMA {schema}")
@@ -277,7 +277,7 @@ class Finding:
         for schema, token in (("one", 200), ("two", 100)):
             assert database.rows(f"SELECT floor FROM {schema}.holdfast_fences") == [(token,)]
 
-    def test_a_search_path_that_leads_nowhere_is_told(self, connect, database):
+    def test_a_search_path_without_an_existing_schema_is_an_error(self, connect, database):
         writer = connect()
         writer.begin()
         writer.execute("SET LOCAL search_path = nowhere")
@@ -285,14 +285,14 @@ class Finding:
             writer.guard("counter", 100)
         writer.rollback()
 
-    def test_an_unlogged_table_is_no_fence(self, connect, database):
+    def test_an_unlogged_table_is_refused_as_the_fence(self, connect, database):
         database.watcher.execute("CREATE UNLOGGED TABLE holdfast_fences (resource text PRIMARY KEY, floor bigint)")
         with pytest.raises(StoreUnusable, match=r"public\.holdfast_fences SET LOGGED"):
             connect().write(100)
         assert database.fences() == {}
 
     @pytest.mark.parametrize("before", ["another", "counter"])
-    def test_what_swallows_the_write_does_not_let_it_through(self, connect, database, before):
+    def test_a_trigger_that_drops_the_write_of_the_fence_does_not_let_a_token_pass(self, connect, database, before):
         connect().write(100, before)
         database.watcher.execute(
             "CREATE FUNCTION swallow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'"
@@ -309,7 +309,7 @@ class Rights:
     """A role that may write rows and nothing else."""
 
     @pytest.fixture
-    def modest(self, database):
+    def unprivileged(self, database):
         """The address for a role that cannot create tables."""
         role = f"{database.watcher.info.dbname}_app"
         database.watcher.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'secret'")
@@ -320,18 +320,20 @@ class Rights:
         database.watcher.execute(f"DROP OWNED BY {role}")
         database.watcher.execute(f"DROP ROLE {role}")
 
-    def test_it_works_with_a_table_that_was_made_before_by_the_sql_that_ships(self, connect, database, modest, shipped):
+    def test_a_table_that_was_created_by_the_packaged_sql_works(self, connect, database, unprivileged, shipped):
         database.watcher.execute(shipped)
-        role = urlsplit(modest).username
+        role = urlsplit(unprivileged).username
         database.watcher.execute(f"GRANT SELECT, INSERT, UPDATE ON holdfast_fences TO {role}")
-        writer = connect(url=modest)
+        writer = connect(url=unprivileged)
         writer.write(200)
         with pytest.raises(StaleToken):
             writer.write(100)
         assert database.fences() == {"counter": 200}
 
-    def test_without_the_table_it_is_told_what_to_do_and_its_transaction_goes_on(self, connect, database, modest):
-        writer = connect(url=modest)
+    def test_without_the_table_the_error_says_what_to_do_and_the_transaction_continues(
+        self, connect, database, unprivileged
+    ):
+        writer = connect(url=unprivileged)
         writer.begin()
         writer.execute("INSERT INTO log (token) VALUES (1)")
         with pytest.raises(StoreUnusable, match=r"may not create one in public.*fences\.sql"):
@@ -340,5 +342,5 @@ class Rights:
         assert database.log() == [1]
 
 
-class Guarding(Fencing, Meeting, Finding, Rights):
-    """All of it."""
+class Guarding(Fencing, Concurrent, FenceTable, Rights):
+    """All of these tests."""

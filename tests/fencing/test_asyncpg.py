@@ -15,13 +15,13 @@ from holdfast.fencing import guard, guard_async
 class TestAsyncpg(Guarding):
     kind = Asyncpg
 
-    def test_without_an_open_transaction_it_is_refused_with_what_to_do(self, connect, database):
+    def test_without_an_open_transaction_the_guard_is_refused_with_what_to_do(self, connect, database):
         writer = connect()
         with pytest.raises(InvalidOption, match=r"async with connection\.transaction"):
             writer.guard("counter", T0)
         assert not database.has_fences()
 
-    def test_a_transaction_that_was_begun_by_hand_is_one(self, connect, database):
+    def test_a_transaction_begun_by_a_statement_is_recognised(self, connect, database):
         writer = connect()
         for token in (T0, T0 - 1):
             writer.execute("BEGIN")
@@ -37,7 +37,7 @@ class TestAsyncpg(Guarding):
         with pytest.raises(InvalidOption, match=r"is async.*await guard_async"):
             guard(writer.raw, "counter", T0)
 
-    def test_a_record_class_of_the_users_does_not_matter(self, connect, database):
+    def test_the_users_record_class_has_no_effect(self, connect, database):
         class Mine(asyncpg.Record):
             def __iter__(self):
                 return iter(self.keys())
@@ -66,7 +66,7 @@ class TestAsyncpg(Guarding):
             writer.guard("counter", T0)
         writer.rollback()
 
-    def test_cancelled_while_it_waits_it_leaves_a_connection_that_can_be_used(self, connect, database):
+    def test_a_guard_that_is_cancelled_while_it_waits_leaves_a_usable_connection(self, connect, database):
         newer, older = connect(), connect()
         newer.begin()
         newer.guard("counter", T0)
@@ -87,6 +87,6 @@ class TestAsyncpg(Guarding):
 
 
 class TestPooledAsyncpg(Fencing):
-    """What a pool hands out is a proxy."""
+    """A pool returns a proxy of the connection."""
 
     kind = PooledAsyncpg

@@ -1,7 +1,7 @@
 """The examples of docs/fencing.md that need a server, run as they are written.
 
-They stand there as `py`, the others as `python`. Those of one section run one after the other, in an empty folder and a
-process of their own; the addresses in them are replaced by those of the tests' servers.
+They are marked `py` there, the others `python`. The examples of one section run in order, in an empty folder and a
+separate process; their addresses are replaced by those of the tests' servers.
 """
 
 import re
@@ -24,7 +24,7 @@ SECTIONS = {
 
 
 def run(section, folder, shown, real):
-    """Run it, with the real address in place of the one that is shown."""
+    """Run the section, with the real address instead of the printed one."""
     assert shown in SECTIONS[section]
     code = SECTIONS[section].replace(shown, real)
     done = subprocess.run(
@@ -39,7 +39,7 @@ def run(section, folder, shown, real):
     return done.stdout
 
 
-def test_every_section_with_a_server_is_run_here():
+def test_every_section_that_needs_a_server_is_tested_here():
     assert list(SECTIONS) == ["In your PostgreSQL transaction", "asyncpg", "SQLAlchemy", "Redis and Valkey"]
 
 
@@ -66,7 +66,7 @@ def test_examples_on_redis(kind, tmp_path):
         assert client.delete(*keys) == len(keys)
 
 
-def test_the_sql_that_is_shown_is_the_one_that_ships(shipped):
+def test_the_sql_in_the_documentation_is_the_packaged_sql(shipped):
     (shown,) = re.findall(r"^```sql\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     lines = [line.removeprefix("-- ") for line in shipped.splitlines()]
     assert all(line in lines for line in shown.splitlines())

@@ -1,4 +1,4 @@
-"""The fence around a file: order, wholeness, and what is left after a kill."""
+"""The fence around a file: order of tokens, complete content, and what a kill leaves."""
 
 import os
 import random
@@ -27,7 +27,7 @@ def start(*arguments):
 
 
 def start_together(racing):
-    """Let go when all of them are ready, so that they do meet."""
+    """Start the processes when all are ready, so that they run at the same time."""
     for racer in racing:
         assert racer.stdout.readline() == "ready\n"
     for racer in racing:
@@ -40,7 +40,7 @@ def body(token):
 
 
 def whole(text):
-    """The token whose content this is, if it is nothing but that."""
+    """The token whose complete content this is; fails if the content is incomplete."""
     token = int(text.partition("\n")[0])
     assert text == body(token), "the file holds a mixture or a part"
     return token
@@ -55,7 +55,7 @@ def names(file):
     return sorted(path.name for path in file.parent.iterdir())
 
 
-def test_the_first_write_makes_the_file_and_its_fence(file):
+def test_the_first_write_creates_the_file_and_its_fence(file):
     fenced_replace(file, "new", 100)
     assert file.read_text() == "new"
     assert names(file) == ["data.txt", "data.txt.fence", "data.txt.fence.lock"]
@@ -76,7 +76,7 @@ def test_a_lower_token_is_refused_and_nothing_was_written(file):
     assert {path.name: path.read_bytes() for path in file.parent.iterdir()} == before
 
 
-def test_who_reads_behind_the_fence_shuts_out_older_writers_at_once(file):
+def test_a_fenced_read_refuses_older_writers_from_then_on(file):
     """Otherwise a late write between a successor's reading and writing would be accepted and then overwritten."""
     fenced_replace(file, b"0", T0)
     assert fenced_read(file, T0 + 2) == b"0"
@@ -88,8 +88,8 @@ def test_who_reads_behind_the_fence_shuts_out_older_writers_at_once(file):
     assert file.read_bytes() == b"1"
 
 
-def test_who_finds_no_file_behind_the_fence_shuts_out_older_writers_too(file):
-    """It will make the file from nothing; a late write in between would be accepted and then overwritten."""
+def test_a_fenced_read_of_a_missing_file_also_refuses_older_writers(file):
+    """The reader will create the file; a late write in between would be accepted and then overwritten."""
     with pytest.raises(FileNotFoundError):
         fenced_read(file, T0)
     with pytest.raises(StaleToken):
@@ -99,7 +99,7 @@ def test_who_finds_no_file_behind_the_fence_shuts_out_older_writers_too(file):
     assert file.read_bytes() == b"first"
 
 
-def test_holders_of_a_semaphore_do_not_shut_each_other_out(file):
+def test_holders_of_a_semaphore_do_not_refuse_each_other(file):
     fenced_replace(file, "b", SimpleNamespace(token=200, floor=100))
     fenced_replace(file, "a", SimpleNamespace(token=100, floor=100))
     assert file.read_text() == "a"
@@ -191,12 +191,12 @@ def test_bad_content_a_folder_and_a_bad_wait_are_refused(file, tmp_path):
         fenced_replace(file, "new", 100, wait=-1)
 
 
-def test_a_folder_that_is_not_there_is_the_file_systems_own_error(file):
+def test_a_folder_that_does_not_exist_is_the_file_systems_own_error(file):
     with pytest.raises(FileNotFoundError):
         fenced_replace(file.parent / "nowhere" / "data.txt", "new", 100)
 
 
-def test_a_failing_disk_leaves_the_old_content_and_no_rest(file, monkeypatch):
+def test_a_failing_disk_leaves_the_old_content_and_no_temporary_file(file, monkeypatch):
     fenced_replace(file, "old", 100)
 
     def full(fd, data):
@@ -242,7 +242,7 @@ def test_the_floor_is_on_disk_before_the_new_content_can_be_seen(file, monkeypat
     ]
 
 
-def test_what_cannot_be_confirmed_after_the_rename_is_told_as_ambiguous(file, monkeypatch):
+def test_an_error_after_the_rename_is_reported_as_ambiguous(file, monkeypatch):
     calls = []
 
     def last_fails(folder):
@@ -257,7 +257,7 @@ def test_what_cannot_be_confirmed_after_the_rename_is_told_as_ambiguous(file, mo
     assert file.read_text() == "new"
 
 
-def test_killed_at_any_step_it_leaves_old_or_new_content_whole_and_lets_nothing_older_in(file):
+def test_a_kill_at_any_step_leaves_complete_content_and_refuses_older_tokens(file):
     outcomes = set()
     for step in range(1, 100):
         for path in file.parent.iterdir():
@@ -284,11 +284,11 @@ def test_killed_at_any_step_it_leaves_old_or_new_content_whole_and_lets_nothing_
     assert outcomes == {(100, True), (100, False), (200, False)}, "not every kind of end was seen"
 
 
-def test_killed_at_random_moments_it_never_loses_what_it_has_confirmed(file):
+def test_a_kill_at_a_random_moment_never_loses_confirmed_content(file):
     chance = random.Random()
     best = 10
     for _ in range(8):
-        writer = start("climb", file, best + 1)
+        writer = start("raise_tokens", file, best + 1)
         for _ in range(chance.randint(1, 40)):
             confirmed = int(writer.stdout.readline())
         writer.kill()
@@ -300,7 +300,7 @@ def test_killed_at_random_moments_it_never_loses_what_it_has_confirmed(file):
             fenced_replace(file, body(confirmed - 1), confirmed - 1)
 
 
-def test_eight_processes_that_race_with_random_tokens_never_turn_the_file_back(file):
+def test_eight_processes_with_random_tokens_never_replace_newer_content_by_older(file):
     rounds, processes, seed = 40, 8, random.randrange(10**6)
     fenced_replace(file, body(1), 1)
     racing = [start("race", file, seed + number, 100_000, rounds) for number in range(processes)]
@@ -319,7 +319,7 @@ def test_eight_processes_that_race_with_random_tokens_never_turn_the_file_back(f
     assert names(file) == ["data.txt", "data.txt.fence", "data.txt.fence.lock"]
 
 
-def test_a_writer_that_is_stopped_in_the_middle_makes_others_give_up_clearly_and_then_finishes(file):
+def test_other_writers_time_out_with_an_error_while_a_writer_is_stopped_and_it_then_finishes(file):
     fenced_replace(file, body(100), 100)
     writer = start("stop", file, 200)
     _, status = os.waitpid(writer.pid, os.WUNTRACED)
@@ -339,7 +339,7 @@ def test_a_writer_that_is_stopped_in_the_middle_makes_others_give_up_clearly_and
     fenced_replace(file, body(300), 300)
 
 
-def test_waiting_writers_get_their_turn_when_the_stopped_one_goes_on(file):
+def test_waiting_writers_continue_when_the_stopped_writer_continues(file):
     fenced_replace(file, body(100), 100)
     writer = start("stop", file, 200)
     _, status = os.waitpid(writer.pid, os.WUNTRACED)
@@ -377,8 +377,8 @@ def test_threads_of_one_process_keep_the_order_too(file):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-def test_a_forked_child_does_not_keep_the_lock_of_another_thread_of_its_dead_parent(file):
-    """A parent forks in the middle of a replacement and is killed; its child lives on."""
+def test_a_forked_child_does_not_keep_the_file_lock_of_its_killed_parent(file):
+    """A parent forks in the middle of a replacement and is killed; its child keeps running."""
     code = """
 import os, signal, sys
 from holdfast.fencing import files, fenced_replace

@@ -1,4 +1,4 @@
-"""The fence within a user's own PostgreSQL transaction, by psycopg 3 of either colour."""
+"""The fence within a user's own PostgreSQL transaction, by psycopg 3, sync and async."""
 
 import asyncio
 import random
@@ -34,7 +34,7 @@ class TestAsyncPsycopg(Guarding):
             guard(connect().raw, "counter", T0)
         assert not database.has_fences()
 
-    def test_in_autocommit_mode_it_needs_an_open_transaction(self, connect, database):
+    def test_in_autocommit_mode_the_guard_needs_an_open_transaction(self, connect, database):
         writer = connect()
         writer.do(writer.raw.set_autocommit(True))
         with pytest.raises(InvalidOption, match=r"connection\.transaction"):
@@ -49,7 +49,7 @@ class TestAsyncPsycopg(Guarding):
             writer.do(guarded(T0 - 1))
         assert database.fences() == {"counter": T0}
 
-    def test_in_pipeline_mode_the_answer_is_waited_for(self, connect, database):
+    def test_in_pipeline_mode_the_guard_waits_for_its_result(self, connect, database):
         writer = connect()
 
         async def guarded(token):
@@ -63,14 +63,14 @@ class TestAsyncPsycopg(Guarding):
         assert database.log() == [1]
         writer.rollback()
 
-    def test_a_refusal_leaves_no_transaction_behind_that_the_guard_has_opened(self, connect, database):
+    def test_a_refusal_rolls_back_a_transaction_that_the_guard_opened(self, connect, database):
         writer = connect()
         writer.write(T0)
         with pytest.raises(StaleToken):
             writer.guard("counter", T0 - 1)
         assert writer.raw.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
 
-    def test_cancelled_while_it_waits_it_leaves_a_connection_that_can_be_used(self, connect, database):
+    def test_a_guard_that_is_cancelled_while_it_waits_leaves_a_usable_connection(self, connect, database):
         newer, older = connect(), connect()
         newer.begin()
         newer.guard("counter", T0)
@@ -119,15 +119,15 @@ def test_the_asynchronous_guard_names_the_synchronous_one(db, database):
     assert not database.has_fences()
 
 
-def test_the_guard_opens_the_transaction_and_does_not_end_it(db, database):
+def test_the_guard_opens_the_transaction_and_leaves_it_open(db, database):
     guard(db, "counter", T0)
     assert db.info.transaction_status == psycopg.pq.TransactionStatus.INTRANS
     assert not database.has_fences()
     db.rollback()
 
 
-def test_a_refusal_leaves_no_transaction_behind_that_the_guard_has_opened(db, database):
-    """Its lock on the row would keep newer holders waiting, until somebody thinks of a roll-back."""
+def test_a_refusal_rolls_back_a_transaction_that_the_guard_opened(db, database):
+    """Its row lock would keep newer holders waiting until the user rolls back."""
     write(db, T0)
     with pytest.raises(StaleToken):
         guard(db, "counter", T0 - 1)
@@ -136,7 +136,7 @@ def test_a_refusal_leaves_no_transaction_behind_that_the_guard_has_opened(db, da
         write(other, T0 + 1)
 
 
-def test_in_autocommit_mode_it_needs_an_open_transaction(db, database):
+def test_in_autocommit_mode_the_guard_needs_an_open_transaction(db, database):
     db.autocommit = True
     with pytest.raises(InvalidOption, match=r"with connection\.transaction\(\)"):
         guard(db, "counter", T0)
@@ -148,8 +148,8 @@ def test_in_autocommit_mode_it_needs_an_open_transaction(db, database):
     assert database.fences() == {"counter": T0 + 1}
 
 
-def test_in_a_pipeline_in_autocommit_mode_it_needs_an_open_transaction_too(db, database):
-    """There the server would commit behind the guard's back."""
+def test_in_a_pipeline_in_autocommit_mode_the_guard_needs_an_open_transaction_too(db, database):
+    """There the server would commit right after the guard."""
     db.autocommit = True
     with db.pipeline():
         db.execute("INSERT INTO log (token) VALUES (1)")
@@ -166,7 +166,7 @@ def test_in_a_pipeline_in_autocommit_mode_it_needs_an_open_transaction_too(db, d
 
 
 @pytest.mark.parametrize("autocommit", [False, True])
-def test_in_pipeline_mode_the_answer_is_waited_for(db, database, autocommit):
+def test_in_pipeline_mode_the_guard_waits_for_its_result(db, database, autocommit):
     db.autocommit = autocommit
     write(db, T0)
     db.commit()
@@ -192,13 +192,13 @@ def test_in_a_pipeline_a_transaction_of_the_guards_own_is_rolled_back_when_it_re
 
 
 @pytest.mark.parametrize("rows", [psycopg.rows.dict_row, psycopg.rows.scalar_row, psycopg.rows.namedtuple_row])
-def test_the_users_row_factory_does_not_matter(db, rows):
+def test_the_users_row_factory_has_no_effect(db, rows):
     db.row_factory = rows
     in_order(db)
 
 
 @pytest.mark.parametrize("cursors", [psycopg.ClientCursor, psycopg.RawCursor])
-def test_the_users_cursor_factory_does_not_matter(db, database, cursors):
+def test_the_users_cursor_factory_has_no_effect(db, database, cursors):
     db.cursor_factory = cursors
     with db.transaction():
         guard(db, "counter", T0)
@@ -207,7 +207,7 @@ def test_the_users_cursor_factory_does_not_matter(db, database, cursors):
 
 
 @pytest.mark.parametrize("threshold", [0, 1, None])
-def test_prepared_statements_do_not_matter(db, threshold):
+def test_the_guard_works_with_prepared_statements(db, threshold):
     db.prepare_threshold = threshold
     for step in range(4):
         write(db, T0 + step)
@@ -227,7 +227,7 @@ def test_a_statement_that_was_prepared_follows_the_table_to_another_schema(db, d
     db.rollback()
 
 
-def test_another_encoding_of_the_connection_does_not_matter(database):
+def test_the_guard_works_with_another_encoding_of_the_connection(database):
     with psycopg.connect(database.url, client_encoding="latin1") as db:
         for _ in range(2):
             guard(db, "é", T0)
@@ -235,7 +235,7 @@ def test_another_encoding_of_the_connection_does_not_matter(database):
     assert database.fences() == {"é": T0}
 
 
-def test_a_subclass_of_the_connection_is_known(database):
+def test_a_subclass_of_the_connection_is_recognised(database):
     class Mine(psycopg.Connection):
         pass
 
@@ -253,14 +253,14 @@ def test_an_aborted_transaction_and_a_closed_connection_are_the_drivers_own_erro
         guard(db, "counter", T0)
 
 
-def test_a_table_of_another_form_lets_nothing_through(db, database):
+def test_a_table_with_other_columns_lets_no_token_pass(db, database):
     database.watcher.execute("CREATE TABLE holdfast_fences (something text)")
     with pytest.raises(psycopg.errors.UndefinedColumn):
         guard(db, "counter", T0)
     assert db.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
 
 
-def test_the_table_that_is_made_is_the_one_of_the_sql_that_ships(db, database, shipped):
+def test_the_created_table_equals_that_of_the_packaged_sql(db, database, shipped):
     def form():
         columns = database.rows(
             "SELECT attname, format_type(atttypid, atttypmod), attnotnull, attcollation FROM pg_attribute "
@@ -281,7 +281,7 @@ def test_the_table_that_is_made_is_the_one_of_the_sql_that_ships(db, database, s
     database.watcher.execute(shipped)  # twice is harmless
 
 
-def test_a_savepoint_that_is_rolled_back_forgets_the_floor(db, database):
+def test_rolling_back_to_a_savepoint_also_removes_the_stored_floor(db, database):
     write(db, T0)
     with db.transaction():
         with pytest.raises(ZeroDivisionError), db.transaction():
@@ -292,8 +292,8 @@ def test_a_savepoint_that_is_rolled_back_forgets_the_floor(db, database):
     assert database.fences() == {"counter": T0 + 1}
 
 
-def test_a_session_that_ends_while_another_waits_for_it_has_remembered_nothing(db, database):
-    """The newer one dies before its commit: the older is then let through."""
+def test_a_session_that_ends_before_its_commit_has_stored_no_floor(db, database):
+    """The newer writer is killed before its commit: the older one then passes."""
     write(db, T0 - 2)
     db.commit()
     number = db.info.backend_pid
@@ -314,7 +314,7 @@ def test_a_session_that_ends_while_another_waits_for_it_has_remembered_nothing(d
     assert database.fences() == {"counter": T0 - 1}
 
 
-def test_what_was_remembered_outlives_a_crash_of_the_server():
+def test_a_stored_floor_survives_a_crash_of_the_server():
     with real_servers.server("postgres") as server:
         with psycopg.connect(server.url) as db:
             guard(db, "counter", T0)
@@ -327,7 +327,7 @@ def test_what_was_remembered_outlives_a_crash_of_the_server():
             guard(db, "counter", T0)
 
 
-def test_processes_that_race_with_random_tokens_are_let_through_in_rising_order_only(database):
+def test_processes_with_random_tokens_pass_the_fence_in_rising_order_only(database):
     rounds, processes = 60, 4
     seed = random.randrange(10**6)
     racing = [
@@ -362,7 +362,7 @@ def test_processes_that_race_with_random_tokens_are_let_through_in_rising_order_
         "import sqlite3; from holdfast import guard; guard(sqlite3.connect(':memory:'), 'counter', 1)",
     ],
 )
-def test_no_driver_is_imported_before_there_is_a_connection_of_it(code):
+def test_no_driver_is_imported_before_a_connection_of_it_is_used(code):
     ask = "import sys; print(*{'psycopg', 'asyncpg', 'sqlalchemy', 'redis'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", f"{code}; {ask}"], capture_output=True, text=True, check=True)
     assert done.stdout == "\n"

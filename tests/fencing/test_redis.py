@@ -1,4 +1,4 @@
-"""The fence on Redis and Valkey: a key that is set, and a script of the user's own. Both colours, both servers."""
+"""The fence on Redis and Valkey: a key that is set, and a script of the user. Sync and async clients, both servers."""
 
 import asyncio
 import random
@@ -24,7 +24,7 @@ APPEND = 'redis.call("RPUSH", KEYS[1], ARGV[1]) return redis.call("LRANGE", KEYS
 
 
 class Sync:
-    """The words of the synchronous client; the other colour has the same."""
+    """The calls of the sync client; `Async` has the same methods."""
 
     def __init__(self, url, *, cluster=False, **options):
         kind = redis.RedisCluster if cluster else redis.Redis
@@ -67,8 +67,8 @@ def server(request):
 
 
 @pytest.fixture
-def eye(server):
-    """A connection that looks on."""
+def observer(server):
+    """A second connection, which reads what is stored."""
     with redis.Redis.from_url(server.url, decode_responses=True) as client:
         yield client
 
@@ -79,13 +79,13 @@ def name():
 
 
 @pytest.fixture(params=[Sync, Async], ids=["sync", "async"])
-def colour(request):
+def mode(request):
     return request.param
 
 
 @pytest.fixture
-def writer(server, colour):
-    made = colour(server.url)
+def writer(server, mode):
+    made = mode(server.url)
     yield made
     made.close()
 
@@ -93,35 +93,35 @@ def writer(server, colour):
 # -- a key ------------------------------------------------------------------------------------------------------
 
 
-def test_a_higher_token_and_the_same_pass_and_the_floor_is_remembered(writer, eye, name):
+def test_a_higher_token_and_the_same_pass_and_the_floor_is_remembered(writer, observer, name):
     for token, value in ((T0, "a"), (T0 + 1, "b"), (T0 + 1, "c")):
         writer.set(name, value, token)
-    assert eye.get(name) == "c"
-    assert eye.get(fence_key(name)) == str(T0 + 1)
+    assert observer.get(name) == "c"
+    assert observer.get(fence_key(name)) == str(T0 + 1)
 
 
-def test_a_lower_token_is_refused_and_nothing_was_written(writer, eye, name):
+def test_a_lower_token_is_refused_and_nothing_was_written(writer, observer, name):
     writer.set(name, "newer", T0)
     with pytest.raises(StaleToken) as caught:
         writer.set(name, "older", T0 - 1)
     assert (caught.value.resource, caught.value.offered, caught.value.highest) == (name, T0 - 1, T0)
-    assert eye.get(name) == "newer"
-    assert eye.get(fence_key(name)) == str(T0)
+    assert observer.get(name) == "newer"
+    assert observer.get(fence_key(name)) == str(T0)
 
 
-def test_tokens_of_today_that_differ_by_one_are_told_apart(writer, eye, name):
-    """Lua writes a number of 16 digits with 14 of them, unless it is told not to."""
+def test_current_tokens_that_differ_by_one_are_distinguished(writer, observer, name):
+    """By default Lua writes a number of 16 digits with only 14 of them."""
     for token in range(T0 + 1, T0 + 12):
         writer.set(name, token, token)
-        assert eye.get(fence_key(name)) == str(token)
+        assert observer.get(fence_key(name)) == str(token)
         with pytest.raises(StaleToken) as caught:
             writer.set(name, "older", token - 1)
         assert caught.value.highest == token
         writer.set(name, token, token)
-    assert eye.get(name) == str(T0 + 11)
+    assert observer.get(name) == str(T0 + 11)
 
 
-def test_tokens_are_compared_as_numbers_and_the_largest_fits(writer, eye, name):
+def test_tokens_are_compared_as_numbers_and_the_largest_fits(writer, observer, name):
     writer.set(name, "a", 99)
     writer.set(name, "b", 100)
     with pytest.raises(StaleToken):
@@ -130,53 +130,53 @@ def test_tokens_are_compared_as_numbers_and_the_largest_fits(writer, eye, name):
     with pytest.raises(StaleToken) as caught:
         writer.set(name, "e", 2**53 - 2)
     assert caught.value.highest == 2**53 - 1
-    assert eye.get(name) == "d"
+    assert observer.get(name) == "d"
 
 
-def test_holders_of_a_semaphore_do_not_shut_each_other_out(writer, eye, name):
+def test_holders_of_a_semaphore_do_not_refuse_each_other(writer, observer, name):
     writer.set(name, "b", SimpleNamespace(token=200, floor=100))
     writer.set(name, "a", SimpleNamespace(token=100, floor=100))
-    assert (eye.get(name), eye.get(fence_key(name))) == ("a", "100")
+    assert (observer.get(name), observer.get(fence_key(name))) == ("a", "100")
 
 
-def test_a_holder_below_the_floor_is_refused_and_an_older_floor_lowers_nothing(writer, eye, name):
+def test_a_holder_below_the_floor_is_refused_and_an_older_floor_lowers_nothing(writer, observer, name):
     writer.set(name, "c", SimpleNamespace(token=300, floor=200))
     writer.set(name, "b", SimpleNamespace(token=200, floor=100))
     with pytest.raises(StaleToken):
         writer.set(name, "a", SimpleNamespace(token=199, floor=100))
-    assert (eye.get(name), eye.get(fence_key(name))) == ("b", "200")
+    assert (observer.get(name), observer.get(fence_key(name))) == ("b", "200")
 
 
 @pytest.mark.parametrize(("value", "stored"), [("é", "é"), (b"\x00x", "\x00x"), (7, "7"), (0.5, "0.5"), ("", "")])
-def test_what_redis_py_sends_is_set(writer, eye, name, value, stored):
+def test_every_type_of_value_of_redis_py_can_be_set(writer, observer, name, value, stored):
     writer.set(name, value, T0)
-    assert eye.get(name) == stored
+    assert observer.get(name) == stored
 
 
-def test_the_time_to_live_is_set_kept_or_taken_away(writer, eye, name):
+def test_the_time_to_live_is_set_kept_or_removed(writer, observer, name):
     writer.set(name, "a", T0, ex="5 minutes")
-    assert 200_000 < eye.pttl(name) <= 300_000
+    assert 200_000 < observer.pttl(name) <= 300_000
     writer.set(name, "b", T0, keepttl=True)
-    assert 200_000 < eye.pttl(name) <= 300_000
+    assert 200_000 < observer.pttl(name) <= 300_000
     writer.set(name, "c", T0)
-    assert eye.pttl(name) == -1
+    assert observer.pttl(name) == -1
     writer.set(name, "d", T0, ex=0.001)
-    eventually(lambda: eye.get(name) is None)
-    assert eye.ttl(fence_key(name)) == -1, "the fence must not expire with the value"
+    eventually(lambda: observer.get(name) is None)
+    assert observer.ttl(fence_key(name)) == -1, "the fence must not expire with the value"
     with pytest.raises(StaleToken):
         writer.set(name, "older", T0 - 1)
 
 
-def test_a_deleted_value_does_not_take_the_fence_along(writer, eye, name):
+def test_deleting_the_value_does_not_delete_the_fence(writer, observer, name):
     writer.set(name, "a", T0)
-    eye.delete(name)
+    observer.delete(name)
     with pytest.raises(StaleToken):
         writer.set(name, "older", T0 - 1)
 
 
 @pytest.mark.parametrize("answers", [{"decode_responses": True}, {"protocol": 3}, {"encoding": "latin-1"}])
-def test_how_the_client_reads_answers_does_not_matter(server, colour, eye, name, answers):
-    writer = colour(server.url, **answers)
+def test_the_clients_decoding_options_have_no_effect(server, mode, observer, name, answers):
+    writer = mode(server.url, **answers)
     writer.set(name, "new", T0)
     with pytest.raises(StaleToken) as caught:
         writer.set(name, "old", T0 - 1)
@@ -184,36 +184,36 @@ def test_how_the_client_reads_answers_does_not_matter(server, colour, eye, name,
     writer.close()
 
 
-def test_a_server_that_has_forgotten_its_scripts_is_given_them_again(writer, eye, name):
+def test_scripts_are_loaded_again_after_the_server_has_lost_them(writer, observer, name):
     for step in range(3):
-        eye.script_flush()
+        observer.script_flush()
         writer.set(name, step, T0 + step)
-    assert eye.get(name) == "2"
+    assert observer.get(name) == "2"
 
 
 @pytest.mark.parametrize(
     "damage", ["", "12x", "-5", "0", "1e15", "0x10", "1790000000000000.5", "99999999999999999", " 7"]
 )
-def test_a_damaged_fence_is_refused_with_what_to_do_and_never_passes(writer, eye, name, damage):
-    eye.set(name, "old")
-    eye.set(fence_key(name), damage)
+def test_a_damaged_fence_is_refused_with_what_to_do_and_never_passes(writer, observer, name, damage):
+    observer.set(name, "old")
+    observer.set(fence_key(name), damage)
     with pytest.raises(StoreUnusable, match=r"cannot be read.*delete that key"):
         writer.set(name, "new", T0)
-    assert (eye.get(name), eye.get(fence_key(name))) == ("old", damage)
+    assert (observer.get(name), observer.get(fence_key(name))) == ("old", damage)
 
 
-def test_a_fence_of_another_type_is_refused_too(writer, eye, name):
-    eye.rpush(fence_key(name), str(T0))
+def test_a_fence_of_another_type_is_refused_too(writer, observer, name):
+    observer.rpush(fence_key(name), str(T0))
     with pytest.raises(StoreUnusable, match=r"cannot be read.*WRONGTYPE"):
         writer.set(name, "new", T0)
-    assert eye.get(name) is None
+    assert observer.get(name) is None
 
 
 @pytest.mark.parametrize("token", [True, 0, -1, 2**53, "100", None])
-def test_a_bad_token_is_refused(writer, eye, name, token):
+def test_a_bad_token_is_refused(writer, observer, name, token):
     with pytest.raises(InvalidOption):
         writer.set(name, "new", token)
-    assert not eye.exists(name, fence_key(name))
+    assert not observer.exists(name, fence_key(name))
 
 
 @pytest.mark.parametrize("wrong", ["", "a\nb", "x" * 513, 7, b"bytes"])
@@ -222,7 +222,7 @@ def test_a_bad_name_is_refused(writer, wrong):
         writer.set(wrong, "new", T0)
 
 
-def test_a_bad_time_to_live_and_a_bad_value_are_refused_before_the_fence_is_touched(writer, eye, name):
+def test_a_bad_time_to_live_or_value_is_refused_before_the_fence_is_changed(writer, observer, name):
     for wrong in (0, 0.0001, -1, "soon"):
         with pytest.raises(InvalidDuration):
             writer.set(name, "new", T0, ex=wrong)
@@ -230,13 +230,13 @@ def test_a_bad_time_to_live_and_a_bad_value_are_refused_before_the_fence_is_touc
         writer.set(name, "new", T0, ex=1, keepttl=True)
     with pytest.raises(DataError):
         writer.set(name, {"a": 1}, T0)
-    assert not eye.exists(name, fence_key(name))
+    assert not observer.exists(name, fence_key(name))
 
 
 # -- a script ---------------------------------------------------------------------------------------------------
 
 
-def test_a_script_sees_its_own_keys_and_arguments_and_its_answer_comes_back(writer, eye, name):
+def test_a_script_gets_its_keys_and_arguments_and_its_result_is_returned(writer, observer, name):
     script = writer.script("return {#KEYS, #ARGV, KEYS[1], ARGV[1], ARGV[2]}")
     answer = script(name, T0, keys=["a"], args=["b", 3])
     assert answer == [1, 2, b"a", b"b", b"3"]
@@ -257,23 +257,23 @@ def test_a_script_sees_its_own_keys_and_arguments_and_its_answer_comes_back(writ
         ("local x = 1\nif x == 1 then return 'one' end -- and a comment at the end", b"one"),
     ],
 )
-def test_a_script_answers_as_it_would_alone(server, writer, name, source, answer):
+def test_a_script_returns_the_same_result_as_without_the_fence(server, writer, name, source, answer):
     with redis.Redis.from_url(server.url) as alone:
         assert alone.eval(source, 0) == answer
     assert writer.script(source)(name, T0) == answer
 
 
-def test_a_script_of_an_older_holder_is_not_run(writer, eye, name):
+def test_the_script_of_an_older_holder_is_not_executed(writer, observer, name):
     script = writer.script(APPEND)
     assert script(name, T0, keys=[name], args=["a"]) == [b"a"]
     assert script(name, T0, keys=[name], args=["b"]) == [b"a", b"b"]
     with pytest.raises(StaleToken) as caught:
         script(name, T0 - 1, keys=[name], args=["c"])
     assert (caught.value.resource, caught.value.highest) == (name, T0)
-    assert eye.lrange(name, 0, -1) == ["a", "b"]
+    assert observer.lrange(name, 0, -1) == ["a", "b"]
 
 
-def test_a_script_that_only_reads_shuts_out_older_writers_at_once(writer, eye, name):
+def test_a_script_that_only_reads_also_refuses_older_writers_from_then_on(writer, observer, name):
     """Otherwise a late write between a successor's reading and writing would be accepted and then overwritten."""
     writer.set(name, "0", T0)
     read = writer.script('return redis.call("GET", KEYS[1])')
@@ -281,7 +281,7 @@ def test_a_script_that_only_reads_shuts_out_older_writers_at_once(writer, eye, n
     with pytest.raises(StaleToken):
         writer.set(name, "late", T0 + 1)
     writer.set(name, "1", T0 + 2)
-    assert eye.get(name) == "1"
+    assert observer.get(name) == "1"
 
 
 @pytest.mark.parametrize(
@@ -293,30 +293,30 @@ def test_a_script_that_only_reads_shuts_out_older_writers_at_once(writer, eye, n
     ],
     ids=["call", "returned", "raised"],
 )
-def test_what_a_failing_script_has_written_is_protected_from_older_holders(writer, eye, name, failing):
-    """Redis does not roll back: half of a newer write is there, and nobody older may write over it."""
+def test_what_a_failing_script_has_written_is_protected_from_older_holders(writer, observer, name, failing):
+    """Redis does not roll back: a part of a newer write is stored, and no older holder may overwrite it."""
     writer.set(name, "before", T0)
     with pytest.raises(ResponseError, match=r"not an integer|no more"):
         writer.script(failing)(name, T0 + 2, keys=[name])
     with pytest.raises(StaleToken):
         writer.set(name, "older", T0 + 1)
-    assert eye.get(name) == "half"
+    assert observer.get(name) == "half"
 
 
-def test_a_script_that_cannot_be_compiled_leaves_the_fence_as_it_was(writer, eye, name):
+def test_a_script_that_cannot_be_compiled_leaves_the_fence_as_it_was(writer, observer, name):
     with pytest.raises(ResponseError, match=r"[Cc]ompil"):
         writer.script("this is no Lua")(name, T0)
-    assert not eye.exists(fence_key(name))
+    assert not observer.exists(fence_key(name))
 
 
-def test_an_error_tells_the_line_as_it_was_written(writer, name):
+def test_an_error_in_a_script_has_the_line_number_of_the_users_source(writer, name):
     with pytest.raises(ResponseError, match=r"user_script:3: .*oh"):
         writer.script('local a = 1\nlocal b = 2\nerror("oh")')(name, T0)
 
 
-def test_flags_in_the_first_line_stay_there(colour, name):
+def test_script_flags_stay_in_the_first_line(mode, name):
     """Only newer servers know them."""
-    made = colour(real_servers.shared("valkey").url)
+    made = mode(real_servers.shared("valkey").url)
     assert made.script("#!lua flags=no-cluster\nreturn KEYS[1]")(name, T0, keys=["a"]) == b"a"
     with pytest.raises(ResponseError, match=r"[Ww]rite"):
         made.script("#!lua flags=no-writes\nreturn 1")(name, T0 + 1)
@@ -338,7 +338,7 @@ def test_bad_scripts_and_bad_lists_are_refused(writer, name):
 # -- the client -------------------------------------------------------------------------------------------------
 
 
-def test_a_client_of_the_other_colour_is_told_which_name_is_right(server, name):
+def test_a_client_of_the_other_mode_gets_an_error_with_the_right_name(server, name):
     sync, other = Sync(server.url), Async(server.url)
     with pytest.raises(InvalidOption, match=r"is async.*fenced_set_async.*AsyncFencedScript"):
         fenced_set(other.client, name, "a", T0)
@@ -352,7 +352,7 @@ def test_a_client_of_the_other_colour_is_told_which_name_is_right(server, name):
     other.close()
 
 
-def test_a_pipeline_is_refused_because_its_answer_comes_too_late(writer, name):
+def test_a_pipeline_is_refused_because_its_result_comes_too_late(writer, name):
     writer.client, client = writer.client.pipeline(), writer.client
     with pytest.raises(InvalidOption, match="returns results later"):
         writer.script("return 1")
@@ -362,16 +362,16 @@ def test_a_pipeline_is_refused_because_its_answer_comes_too_late(writer, name):
 
 
 @pytest.mark.parametrize("wrong", [None, object(), "redis://localhost"])
-def test_what_is_no_client_is_told(wrong, name):
+def test_an_object_that_is_no_client_is_refused(wrong, name):
     with pytest.raises(InvalidOption, match="is not a client of redis-py"):
         fenced_set(wrong, name, "a", T0)
     with pytest.raises(InvalidOption, match="is not a client of redis-py"):
         AsyncFencedScript(wrong, "return 1")
 
 
-def test_a_server_that_is_gone_is_the_drivers_own_error(colour, name):
+def test_an_unreachable_server_is_the_drivers_own_error(mode, name):
     port = HeldPort()
-    writer = colour(f"redis://127.0.0.1:{port.number}", socket_connect_timeout=5)
+    writer = mode(f"redis://127.0.0.1:{port.number}", socket_connect_timeout=5)
     with pytest.raises(redis.ConnectionError):
         writer.set(name, "a", T0)
     writer.close()
@@ -381,7 +381,7 @@ def test_a_server_that_is_gone_is_the_drivers_own_error(colour, name):
 # -- races ------------------------------------------------------------------------------------------------------
 
 
-def test_those_that_race_with_random_tokens_are_let_through_in_rising_order_only(server, eye, name):
+def test_concurrent_writers_with_random_tokens_pass_in_rising_order_only(server, observer, name):
     rounds, racers, seed = 150, 4, random.randrange(10**6)
     together, counts, failed = threading.Barrier(racers), [], []
 
@@ -411,21 +411,21 @@ def test_those_that_race_with_random_tokens_are_let_through_in_rising_order_only
     for thread in threads:
         thread.join(PATIENCE)
     assert failed == []
-    written = [int(token) for token in eye.lrange(name, 0, -1)]
+    written = [int(token) for token in observer.lrange(name, 0, -1)]
     assert len(written) == sum(accepted for accepted, _ in counts)
     assert sum(refused for _, refused in counts) > 0, "too quiet to show anything"
     assert written == sorted(written), f"an older token came after a newer one (seed {seed})"
 
 
-def test_what_was_remembered_outlives_a_crash_of_the_server(colour, name):
-    """With the settings that bring every write to disk."""
+def test_a_stored_floor_survives_a_crash_of_the_server(mode, name):
+    """With settings that write every change to disk."""
     with real_servers.server("valkey") as server:
-        writer = colour(server.url)
+        writer = mode(server.url)
         writer.set(name, "a", T0)
         writer.close()
         server.kill()
         server.restart()
-        writer = colour(server.url)
+        writer = mode(server.url)
         with pytest.raises(StaleToken):
             writer.set(name, "b", T0 - 1)
         writer.set(name, "c", T0)
@@ -437,7 +437,7 @@ def test_what_was_remembered_outlives_a_crash_of_the_server(colour, name):
 
 @pytest.fixture(scope="module")
 def cluster():
-    """A cluster of one node, which has all the slots and all the rules."""
+    """A cluster of one node, which has all slots."""
     port = HeldPort()
     settings = {"cluster-enabled": "yes", "cluster-port": str(port.number), "appendonly": "no"}
     with real_servers.server("valkey", settings=settings) as server:
@@ -449,14 +449,14 @@ def cluster():
 
 
 @pytest.fixture
-def node(cluster, colour):
-    made = colour(cluster.url, cluster=True)
+def node(cluster, mode):
+    made = mode(cluster.url, cluster=True)
     yield made
     made.close()
 
 
 @pytest.mark.parametrize("form", ["stock:{}", "{{shop:{}}}:stock", "a{{{}}}{{b}}", "open{{{}", "{{{}}}"])
-def test_in_a_cluster_the_fence_lies_in_the_slot_of_the_key(cluster, node, name, form):
+def test_in_a_cluster_the_fence_is_in_the_slot_of_its_key(cluster, node, name, form):
     key = form.format(name)
     node.set(key, "a", T0)
     with pytest.raises(StaleToken):
@@ -480,11 +480,11 @@ def test_in_a_cluster_a_pipeline_is_refused_too(cluster, name):
 
 
 @pytest.mark.parametrize("resource", ["a}b", "}", "{}a", "a}{b", "{}"])
-def test_a_name_beside_which_no_fence_can_lie_is_refused(writer, resource):
+def test_a_name_for_which_no_fence_key_is_possible_is_refused(writer, resource):
     with pytest.raises(InvalidKey, match="no hash tag"):
         writer.set(resource, "a", T0)
 
 
-def test_names_never_share_a_fence():
+def test_two_names_never_share_a_fence():
     names = ["a", "{a}", "{a}:a", "a:a", "{a}:{a}:a", "x{a}", "{a", "b{a}c", "holdfast:fence:{a}:a"]
     assert len({fence_key(name) for name in names}) == len(names)

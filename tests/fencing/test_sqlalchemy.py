@@ -16,10 +16,10 @@ from holdfast.errors import InvalidKey, InvalidOption, StaleToken
 from holdfast.fencing import guard, guard_async
 
 
-class Mode:
-    """What is SQLAlchemy's own, of either colour."""
+class SqlAlchemyGuard:
+    """What is specific to SQLAlchemy, sync and async."""
 
-    def test_a_refusal_leaves_no_transaction_behind_that_the_guard_has_opened(self, connect, database):
+    def test_a_refusal_rolls_back_a_transaction_that_the_guard_opened(self, connect, database):
         writer = connect()
         writer.write(T0)
         with pytest.raises(StaleToken):
@@ -27,7 +27,7 @@ class Mode:
         assert not writer.raw.in_transaction()
         connect().write(T0 + 1)
 
-    def test_the_guard_begins_as_any_statement_would(self, connect, database):
+    def test_the_guard_begins_a_transaction_like_any_statement(self, connect, database):
         writer = connect()
         writer.guard("counter", T0)
         assert writer.raw.in_transaction()
@@ -43,27 +43,27 @@ class Mode:
         assert not database.has_fences()
 
 
-class TestConnection(Guarding, Mode):
+class TestConnection(Guarding, SqlAlchemyGuard):
     kind = writers.Alchemy
 
 
-class TestConnectionOnPsycopg2(Guarding, Mode):
+class TestConnectionOnPsycopg2(Guarding, SqlAlchemyGuard):
     kind = writers.AlchemyOnPsycopg2
 
 
-class TestAsyncConnection(Guarding, Mode):
+class TestAsyncConnection(Guarding, SqlAlchemyGuard):
     kind = writers.AsyncAlchemy
 
 
-class TestAsyncConnectionOnPsycopg(Fencing, Mode):
+class TestAsyncConnectionOnPsycopg(Fencing, SqlAlchemyGuard):
     kind = writers.AsyncAlchemyOnPsycopg
 
 
-class TestSession(Fencing, Mode):
+class TestSession(Fencing, SqlAlchemyGuard):
     kind = writers.AlchemySession
 
 
-class TestAsyncSession(Fencing, Mode):
+class TestAsyncSession(Fencing, SqlAlchemyGuard):
     kind = writers.AsyncAlchemySession
 
 
@@ -100,7 +100,7 @@ def test_the_asynchronous_guard_names_the_synchronous_one(database, connect, kin
         asyncio.run(guard_async(connect(kind).raw, "counter", T0))
 
 
-def test_a_driver_of_which_nobody_knows_whether_it_commits_by_itself_is_refused(database, monkeypatch):
+def test_a_driver_whose_autocommit_mode_is_unknown_is_refused(database, monkeypatch):
     engine = sqlalchemy.create_engine(writers.engine_url(database.url, "psycopg"), poolclass=sqlalchemy.NullPool)
     with engine.connect() as connection:
         unknown = SimpleNamespace(dbapi_connection=object(), rollback=lambda: None)
@@ -202,13 +202,13 @@ def test_on_sqlite_newer_tokens_and_the_same_pass_and_lower_ones_do_not(owner, f
     assert fences(file) == {"counter": T0 + 1}
 
 
-def test_on_sqlite_holders_of_a_semaphore_do_not_shut_each_other_out(owner, file):
+def test_on_sqlite_holders_of_a_semaphore_do_not_refuse_each_other(owner, file):
     write(owner, SimpleNamespace(token=200, floor=100))
     write(owner, SimpleNamespace(token=100, floor=100))
     assert fences(file) == {"counter": 100}
 
 
-def test_on_sqlite_the_guard_takes_the_write_lock_and_a_roll_back_forgets_the_floor(owner, file):
+def test_on_sqlite_the_guard_takes_the_write_lock_and_a_rollback_removes_the_floor(owner, file):
     write(owner, 100)
     guard(owner, "counter", 200)
     other = sqlite3.connect(file, timeout=0)
@@ -219,7 +219,7 @@ def test_on_sqlite_the_guard_takes_the_write_lock_and_a_roll_back_forgets_the_fl
     assert fences(file) == {"counter": 100}
 
 
-def test_on_sqlite_a_refusal_leaves_no_transaction_behind_that_the_guard_has_opened(owner, file):
+def test_on_sqlite_a_refusal_rolls_back_a_transaction_that_the_guard_opened(owner, file):
     write(owner, 200)
     with pytest.raises(StaleToken):
         guard(owner, "counter", 100)
@@ -241,7 +241,7 @@ def test_on_sqlite_the_isolation_level_autocommit_is_refused(engine, file):
 
 
 def test_on_sqlite_transactions_that_are_begun_by_an_event_are_respected(engine, file):
-    """The known recipe for transactions that begin when SQLAlchemy says so."""
+    """The documented recipe for transactions that begin when SQLAlchemy begins them."""
 
     @sqlalchemy.event.listens_for(engine, "connect")
     def leave_it_to_us(connection, record):
@@ -258,7 +258,7 @@ def test_on_sqlite_transactions_that_are_begun_by_an_event_are_respected(engine,
     assert log(file) == [200]
 
 
-def test_on_sqlite_a_temporary_table_of_the_same_name_does_not_stand_in_for_the_fence(engine):
+def test_on_sqlite_a_temporary_table_of_the_same_name_is_not_used_as_the_fence(engine):
     with engine.connect() as connection:
         write(connection, 200)
         connection.execute(text("CREATE TEMP TABLE holdfast_fences (resource TEXT PRIMARY KEY, floor INTEGER)"))
@@ -276,8 +276,8 @@ def test_on_sqlite_bad_inputs_are_refused_before_a_transaction_is_opened(owner):
 
 
 @pytest.mark.parametrize("kind", ["connection", "session"])
-def test_on_sqlite_asynchronously(file, kind):
-    async def story():
+def test_on_sqlite_the_async_guard_has_the_same_behaviour(file, kind):
+    async def scenario():
         engine = create_async_engine(f"sqlite+aiosqlite:///{file}", poolclass=sqlalchemy.NullPool)
         async with engine.connect() if kind == "connection" else AsyncSession(engine) as owner:
             await guard_async(owner, "counter", T0)
@@ -289,6 +289,6 @@ def test_on_sqlite_asynchronously(file, kind):
             assert not owner.in_transaction()
         await engine.dispose()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
     assert log(file) == [T0]
     assert fences(file) == {"counter": T0}

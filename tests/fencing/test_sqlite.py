@@ -18,7 +18,7 @@ WORKER = Path(__file__).with_name("worker.py")
 
 @pytest.fixture(params=["wal", "delete"])
 def path(request, tmp_path):
-    """A database in either kind of journal, with one table of the user's."""
+    """A database in each journal mode, with one table of the user."""
     file = tmp_path / "user.db"
     connection = sqlite3.connect(file, isolation_level=None)
     connection.execute(f"PRAGMA journal_mode={request.param}")
@@ -80,14 +80,14 @@ def test_a_lower_token_is_refused_and_nothing_was_written(connect):
     assert fences(db) == {"counter": 200}
 
 
-def test_resources_do_not_know_of_each_other(connect):
+def test_each_resource_has_its_own_fence(connect):
     db = connect()
     write(db, 200, "a")
     write(db, 100, "b")
     assert fences(db) == {"a": 200, "b": 100}
 
 
-def test_holders_of_a_semaphore_do_not_shut_each_other_out(connect):
+def test_holders_of_a_semaphore_do_not_refuse_each_other(connect):
     """Tokens 100 and 200 hold together, so both bring the floor 100."""
     db = connect()
     write(db, SimpleNamespace(token=200, floor=100))
@@ -97,7 +97,7 @@ def test_holders_of_a_semaphore_do_not_shut_each_other_out(connect):
 
 
 def test_a_semaphore_holder_that_fell_below_the_floor_is_refused(connect):
-    """Holder 100 has died; 300 came in beside 200."""
+    """Holder 100 has expired; 300 was granted beside 200."""
     db = connect()
     write(db, SimpleNamespace(token=300, floor=200))
     with pytest.raises(StaleToken):
@@ -106,14 +106,14 @@ def test_a_semaphore_holder_that_fell_below_the_floor_is_refused(connect):
 
 
 def test_an_older_floor_never_lowers_the_fence(connect):
-    """Holder 200 has not heard yet that 100 is gone."""
+    """Holder 200 does not know yet that 100 has ended."""
     db = connect()
     write(db, SimpleNamespace(token=300, floor=200))
     write(db, SimpleNamespace(token=200, floor=100))
     assert fences(db) == {"counter": 200}
 
 
-def test_in_the_default_mode_the_guard_opens_the_transaction_and_does_not_end_it(connect):
+def test_in_the_default_mode_the_guard_opens_the_transaction_and_leaves_it_open(connect):
     db, other = connect(), connect()
     guard(db, "counter", 100)
     assert db.in_transaction
@@ -122,7 +122,7 @@ def test_in_the_default_mode_the_guard_opens_the_transaction_and_does_not_end_it
     assert db.execute("SELECT count(*) FROM sqlite_master WHERE name = 'holdfast_fences'").fetchone() == (0,)
 
 
-def test_a_roll_back_takes_the_remembered_floor_along(connect):
+def test_a_rollback_also_removes_the_stored_floor(connect):
     db = connect()
     write(db, 100)
     guard(db, "counter", 200)
@@ -139,7 +139,7 @@ def test_every_isolation_level_of_the_default_mode_is_guarded(connect, level):
     assert log(db) == [200]
 
 
-def test_a_refusal_leaves_no_transaction_behind_that_the_guard_has_opened(connect):
+def test_a_refusal_rolls_back_a_transaction_that_the_guard_opened(connect):
     db, other = connect(), connect()
     write(db, 200)
     with pytest.raises(StaleToken):
@@ -148,7 +148,7 @@ def test_a_refusal_leaves_no_transaction_behind_that_the_guard_has_opened(connec
     write(other, 300)
 
 
-def test_a_refusal_leaves_the_users_own_transaction_as_it_was(connect):
+def test_a_refusal_leaves_the_users_own_transaction_open(connect):
     db, other = connect(), connect()
     write(db, 200)
     db.execute("INSERT INTO log (token) VALUES (1)")
@@ -160,7 +160,7 @@ def test_a_refusal_leaves_the_users_own_transaction_as_it_was(connect):
     assert log(db) == [200]
 
 
-def test_an_error_other_than_a_refusal_leaves_no_transaction_of_the_guards_behind(connect):
+def test_an_error_other_than_a_refusal_also_rolls_back_the_guards_transaction(connect):
     db = connect()
     db.execute("CREATE TABLE holdfast_fences (something TEXT)")
     with pytest.raises(sqlite3.OperationalError):
@@ -168,7 +168,7 @@ def test_an_error_other_than_a_refusal_leaves_no_transaction_of_the_guards_behin
     assert not db.in_transaction
 
 
-def test_without_an_open_transaction_a_connection_that_commits_by_itself_is_refused(connect):
+def test_without_an_open_transaction_an_autocommit_connection_is_refused(connect):
     db = connect(isolation_level=None)
     with pytest.raises(InvalidOption, match="'BEGIN IMMEDIATE' first"):
         guard(db, "counter", 100)
@@ -176,7 +176,7 @@ def test_without_an_open_transaction_a_connection_that_commits_by_itself_is_refu
 
 
 @pytest.mark.parametrize("begin", ["BEGIN", "BEGIN IMMEDIATE"])
-def test_a_connection_that_commits_by_itself_is_guarded_within_its_own_transaction(connect, begin):
+def test_an_autocommit_connection_is_guarded_within_an_explicit_transaction(connect, begin):
     db = connect(isolation_level=None)
     for token in (200, 100):
         db.execute(begin)
@@ -192,7 +192,7 @@ def test_a_connection_that_commits_by_itself_is_guarded_within_its_own_transacti
 
 
 def test_the_autocommit_attribute_of_newer_pythons_is_respected(path):
-    """Python 3.12 has it; before, a subclass plays its part."""
+    """Python 3.12 has this attribute; before, a subclass simulates it."""
     if sys.version_info >= (3, 12):
         db = sqlite3.connect(path, autocommit=True)
     else:
@@ -206,7 +206,7 @@ def test_the_autocommit_attribute_of_newer_pythons_is_respected(path):
     db.close()
 
 
-def test_the_users_row_factory_does_not_matter(connect):
+def test_the_users_row_factory_has_no_effect(connect):
     db = connect()
     db.row_factory = lambda cursor, row: {"columns": row}
     db.text_factory = bytes
@@ -217,7 +217,7 @@ def test_the_users_row_factory_does_not_matter(connect):
     assert db.row_factory is not None
 
 
-def test_a_temporary_table_of_the_same_name_does_not_stand_in_for_the_fence(connect):
+def test_a_temporary_table_of_the_same_name_is_not_used_as_the_fence(connect):
     db = connect()
     write(db, 200)
     db.execute("CREATE TEMP TABLE holdfast_fences (resource TEXT PRIMARY KEY, floor INTEGER)")
@@ -225,7 +225,7 @@ def test_a_temporary_table_of_the_same_name_does_not_stand_in_for_the_fence(conn
         write(db, 100)
 
 
-def test_a_subclass_of_the_connection_is_known(path):
+def test_a_subclass_of_the_connection_is_recognised(path):
     class Mine(sqlite3.Connection):
         pass
 
@@ -236,7 +236,7 @@ def test_a_subclass_of_the_connection_is_known(path):
 
 
 @pytest.mark.parametrize("wrong", [object(), None, "user.db"])
-def test_an_unknown_connection_is_told_which_are_known(wrong):
+def test_an_unknown_connection_is_refused_with_the_known_types(wrong):
     with pytest.raises(InvalidOption, match=r"supported are: sqlite3\.Connection"):
         guard(wrong, "counter", 100)
 
@@ -252,7 +252,7 @@ def test_a_bad_resource_or_token_is_refused_before_a_transaction_is_opened(conne
     assert not db.in_transaction
 
 
-def test_between_check_and_commit_nobody_else_can_write(connect):
+def test_between_check_and_commit_no_other_connection_can_write(connect):
     db, newer = connect(), connect()
     guard(db, "counter", 100)
     with pytest.raises(sqlite3.OperationalError, match="locked"):
@@ -264,15 +264,15 @@ def test_between_check_and_commit_nobody_else_can_write(connect):
     assert log(db) == [100, 200]
 
 
-def test_one_that_has_read_before_cannot_pass_on_an_old_view_of_the_fence(connect):
-    """A deferred transaction reads; a newer holder writes; whatever happens, the old one is not let through."""
+def test_a_transaction_with_an_old_snapshot_of_the_fence_cannot_pass(connect):
+    """A deferred transaction reads; a newer holder writes; the old one does not pass in any case."""
     old, newer = connect(isolation_level=None), connect()
     write(newer, 50)
     old.execute("BEGIN")
     old.execute("SELECT * FROM log").fetchall()
     try:
         write(newer, 200)
-    except sqlite3.OperationalError:  # the rollback journal keeps writers out while somebody reads
+    except sqlite3.OperationalError:  # with the rollback journal no connection can write while another reads
         old.execute("ROLLBACK")
         write(newer, 200)
         old.execute("BEGIN")
@@ -282,7 +282,7 @@ def test_one_that_has_read_before_cannot_pass_on_an_old_view_of_the_fence(connec
     assert log(newer) == [50, 200]
 
 
-def test_threads_that_make_the_table_at_the_same_time_all_succeed(path):
+def test_threads_that_create_the_table_at_the_same_time_all_succeed(path):
     start, failed = threading.Barrier(4), []
 
     def one(token):
@@ -307,7 +307,7 @@ def test_threads_that_make_the_table_at_the_same_time_all_succeed(path):
     db.close()
 
 
-def test_processes_that_race_with_random_tokens_are_let_through_in_rising_order_only(path):
+def test_processes_with_random_tokens_pass_the_fence_in_rising_order_only(path):
     rounds, processes = 60, 4
     seed = random.randrange(10**6)
     racing = [

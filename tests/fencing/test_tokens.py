@@ -1,4 +1,4 @@
-"""What is and is not a token."""
+"""Which values are accepted as tokens."""
 
 from types import SimpleNamespace
 
@@ -12,12 +12,12 @@ def test_a_bare_token_is_its_own_floor():
     assert checked_offer(7) == (7, 7)
 
 
-def test_a_lease_brings_its_floor():
+def test_the_floor_of_a_lease_is_used():
     assert checked_offer(SimpleNamespace(token=9, floor=4)) == (9, 4)
 
 
 @pytest.mark.parametrize("lost", [True, False])
-def test_a_lease_that_is_known_to_be_lost_is_judged_by_its_token_all_the_same(lost):
+def test_a_lost_lease_is_still_compared_by_its_token(lost):
     assert checked_offer(SimpleNamespace(token=9, floor=9, valid=not lost)) == (9, 9)
 
 
@@ -28,7 +28,7 @@ def test_a_number_that_cannot_be_a_token_is_refused(wrong):
 
 
 @pytest.mark.parametrize("wrong", ["7", 7.0, None, object()])
-def test_what_is_neither_lease_nor_token_is_refused_and_told_what_is(wrong):
+def test_an_object_that_is_neither_lease_nor_token_is_refused_with_what_is_accepted(wrong):
     with pytest.raises(InvalidOption, match=r"a lease .* or its token"):
         checked_offer(wrong)
 

@@ -1,4 +1,4 @@
-"""What the tests of the fence run in processes of their own: `python worker.py COMMAND ARGUMENTS`."""
+"""Programs that the tests of the fence run as separate processes: `python worker.py COMMAND ARGUMENTS`."""
 
 import os
 import random
@@ -15,24 +15,24 @@ STEPS = ("open", "write", "fsync", "replace", "unlink")
 
 
 def body(token):
-    """Content that shows whether it is whole."""
+    """Content that shows whether it is complete."""
     return f"{token}\n" * 2_000
 
 
-def say(*words):
-    """Print at once: somebody waits for it."""
+def report(*words):
+    """Print a line at once: the test waits for it."""
     sys.stdout.write(" ".join(map(str, words)) + "\n")
     sys.stdout.flush()
 
 
-def line_up():
-    """Wait until everybody is there."""
-    say("ready")
+def wait_for_start():
+    """Wait until the test starts all processes."""
+    report("ready")
     sys.stdin.readline()
 
 
-def fall_at(step, act):
-    """Let `act(name, original, arguments)` happen in place of the `step`-th call that touches the disk."""
+def act_at_step(step, act):
+    """Call `act(name, original, arguments)` instead of the `step`-th system call that uses the disk."""
     calls = 0
 
     def watched(name, original):
@@ -50,7 +50,7 @@ def fall_at(step, act):
 
 
 def kill(name, original, arguments):
-    """Die; in the middle, if it is a write."""
+    """Kill this process; in the middle of the call, if it is a write."""
     if name == "write":
         fd, data = arguments
         original(fd, data[: len(data) // 2])
@@ -58,27 +58,27 @@ def kill(name, original, arguments):
 
 
 def crash(path, token, step):
-    """Replace the file once, and be killed at the given step; or say that there was none such."""
-    fall_at(int(step), kill)
+    """Replace the file once, and be killed at the given step; print "survived" if there is no such step."""
+    act_at_step(int(step), kill)
     fenced_replace(path, body(token), int(token))
-    say("survived")
+    report("survived")
 
 
 def stop(path, token):
-    """Replace the file once, and be stopped in the middle, with the lock in hand."""
+    """Replace the file once, and be stopped in the middle, while it holds the lock."""
 
     def freeze(name, original, arguments):
         os.kill(os.getpid(), signal.SIGSTOP)
         return original(*arguments)
 
-    fall_at(5, freeze)
+    act_at_step(5, freeze)
     fenced_replace(path, body(token), int(token))
-    say("done")
+    report("done")
 
 
 def race(path, seed, highest, rounds):
-    """Offer random tokens; what was accepted once must shut out everything lower, for this writer too."""
-    line_up()
+    """Write with random tokens; an accepted token must refuse all lower ones, for this writer too."""
+    wait_for_start()
     chance = random.Random(int(seed))
     accepted, refused, best = 0, 0, 0
     for _ in range(int(rounds)):
@@ -91,23 +91,23 @@ def race(path, seed, highest, rounds):
             assert token >= best, (token, best)
             best = token
             accepted += 1
-    say(accepted, refused, best)
+    report(accepted, refused, best)
 
 
-def climb(path, first):
-    """Replace the file with ever higher tokens until killed, and tell each that was accepted."""
+def raise_tokens(path, first):
+    """Replace the file with increasing tokens until killed, and print each accepted token."""
     token = int(first)
     while True:
         fenced_replace(path, body(token), token)
-        say(token)
+        report(token)
         token += 1
 
 
 def sql_race(path, seed, highest, rounds):
-    """Offer random tokens to one resource of a database; a table keeps what was accepted, in order."""
+    """Write with random tokens to one resource of a database; a table stores the accepted ones, in order."""
     chance = random.Random(int(seed))
     connection = sqlite3.connect(path, timeout=60)
-    line_up()
+    wait_for_start()
     accepted, refused = 0, 0
     for _ in range(int(rounds)):
         token = chance.randint(1, int(highest))
@@ -119,14 +119,14 @@ def sql_race(path, seed, highest, rounds):
         except StaleToken:
             refused += 1
     connection.close()
-    say(accepted, refused)
+    report(accepted, refused)
 
 
 def pg_race(url, seed, highest, rounds):
     """The same on PostgreSQL."""
     chance = random.Random(int(seed))
     with psycopg.connect(url) as connection:
-        line_up()
+        wait_for_start()
         accepted, refused = 0, 0
         for _ in range(int(rounds)):
             token = chance.randint(1, int(highest))
@@ -137,15 +137,15 @@ def pg_race(url, seed, highest, rounds):
                 accepted += 1
             except StaleToken:
                 refused += 1
-    say(accepted, refused)
+    report(accepted, refused)
 
 
 def pg_write_and_hang(url, token):
-    """Guard and write, and say so; somebody kills this process before it commits."""
+    """Guard, write and print a line; the test kills this process before it commits."""
     connection = psycopg.connect(url)
     guard(connection, "counter", int(token))
     connection.execute("INSERT INTO log (token) VALUES (%s)", (token,))
-    line_up()
+    wait_for_start()
     connection.commit()
 
 

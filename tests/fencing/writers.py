@@ -1,6 +1,5 @@
-"""One word for every driver: a connection of a user's, with its transaction, in plain synchronous calls.
-
-The asynchronous ones have an event loop of their own, so that one of them may wait for another in a thread.
+"""A common interface to every driver: a user's connection and its transaction, in synchronous calls. Each async
+connection has its own event loop, so that one of them may wait for another in a thread.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from holdfast.fencing import guard, guard_async
 
 
 class Writer:
-    """A connection. `begin` is where the user's code would open its transaction, if its driver wants that."""
+    """A connection. `begin` is where the user's code opens its transaction, if the driver requires it."""
 
     raw: Any
     """What `guard` is given."""
@@ -40,7 +39,7 @@ class Writer:
         guard(self.raw, resource, token)
 
     def write(self, token: Any, resource: str = "counter") -> None:
-        """A whole transaction behind the fence."""
+        """A complete transaction behind the fence."""
         self.begin()
         try:
             self.guard(resource, token)
@@ -171,7 +170,7 @@ def engine_url(url: str, driver: str) -> str:
 
 
 class Alchemy(Writer):
-    """SQLAlchemy's connection. A session is the same, but for how it is made."""
+    """A connection of SQLAlchemy. A session differs only in how it is created."""
 
     driver = "psycopg"
 

@@ -34,7 +34,7 @@ def test_an_async_lock_yields_a_lease_and_is_free_afterwards(url):
     run(main())
 
 
-def test_tasks_exclude_each_other_and_come_in_order(url):
+def test_tasks_exclude_each_other_and_are_granted_in_order(url):
     async def main():
         async with AsyncClient(url) as hf:
             inside, order = 0, []
@@ -88,7 +88,7 @@ def test_one_async_client_serves_several_loops(url):
     run(client.close())
 
 
-def test_the_same_task_would_deadlock_and_another_waits(url):
+def test_the_same_task_gets_would_deadlock_and_another_task_waits(url):
     async def main():
         async with AsyncClient(url) as hf:
             async with hf.lock("a"):
@@ -104,7 +104,7 @@ def test_the_same_task_would_deadlock_and_another_waits(url):
     run(main())
 
 
-def test_losing_the_lease_cancels_the_block_and_lease_lost_leaves_it(url):
+def test_losing_the_lease_cancels_the_block_which_raises_lease_lost(url):
     async def main():
         async with AsyncClient(url) as hf:
             told = []
@@ -120,7 +120,7 @@ def test_losing_the_lease_cancels_the_block_and_lease_lost_leaves_it(url):
     run(main())
 
 
-def test_a_coroutine_as_on_lost_is_run(url):
+def test_on_lost_may_be_a_coroutine_function(url):
     async def main():
         async with AsyncClient(url) as hf:
             told = asyncio.Event()
@@ -163,7 +163,7 @@ def test_an_outer_cancellation_stays_a_cancellation(url):
 
 
 def test_a_task_that_has_left_the_block_is_never_cancelled(url):
-    """The loss is told at the very end of the block; the news reaches the loop when the task is outside."""
+    """The loss is detected at the very end of the block; the loop is notified when the task has left it."""
 
     async def main():
         async with AsyncClient(url) as hf:
@@ -187,7 +187,7 @@ def test_blocking_the_loop_for_three_ttls_does_not_lose_the_lease(url):
     run(main())
 
 
-def test_blocking_the_loop_longer_than_max_stall_loses_the_lease_loudly(url):
+def test_blocking_the_loop_longer_than_max_stall_loses_the_lease_with_an_error(url):
     async def main():
         async with AsyncClient(url) as hf:
             seen = []
@@ -234,7 +234,7 @@ def test_a_waiter_that_is_cancelled_leaves_nothing_behind(url):
     run(main())
 
 
-def test_cancelled_at_the_very_moment_of_the_grant_it_is_given_back(url, plan):
+def test_a_grant_is_released_when_its_caller_is_cancelled_at_the_same_moment(url, plan):
     """The store has granted, the reply is on its way, and the caller is cancelled before it arrives."""
 
     async def main():
@@ -272,15 +272,15 @@ def test_a_loop_that_ends_in_the_middle_of_an_acquire_leaves_nothing_behind(url,
         task = client._task
         task._log_destroy_pending = False
         del client._task, task
-        # It may still be on its way to the store; then a later collection finds it.
-        eventually(lambda: (gc.collect(), plan.count(Abandon) == 1)[1])  # given back, not only expired
+        # Its command may still be in progress; then a later collection finds it.
+        eventually(lambda: (gc.collect(), plan.count(Abandon) == 1)[1])  # released, not only expired
         assert not holder.locks.inspect("s").waiters
         lease.release()
         run(client.close())
 
 
-def give_up_at_the_gate(client, key):
-    """A task that waits at the local gate, and whose loop is closed under it. Nobody has collected it yet."""
+def give_up_in_the_local_queue(client, key):
+    """A task that waits in the local queue while its loop is closed. It is not garbage-collected yet."""
     loop = asyncio.new_event_loop()
     task = loop.create_task(client.lock(key).acquire())
     task._log_destroy_pending = False
@@ -290,13 +290,13 @@ def give_up_at_the_gate(client, key):
     return task
 
 
-def test_a_caller_whose_loop_ends_at_the_local_gate_does_not_keep_it_shut(url, monkeypatch):
-    """It never went to the store, so nothing of its client had to run until now."""
-    monkeypatch.setattr(taking, "RECHECK_SECONDS", 60.0)  # not because somebody looked around
+def test_a_caller_whose_loop_closes_in_the_local_queue_does_not_block_the_queue(url, monkeypatch):
+    """It sent no command, so no thread of its client had to run until now."""
+    monkeypatch.setattr(taking, "RECHECK_SECONDS", 60.0)  # not because of a periodic check
     client = AsyncClient(url)
     with Client(url) as holder:
         lease = holder.lock("a").acquire()
-        task = give_up_at_the_gate(client, "a")
+        task = give_up_in_the_local_queue(client, "a")
         del task
         gc.collect()
         lease.release()
@@ -306,19 +306,19 @@ def test_a_caller_whose_loop_ends_at_the_local_gate_does_not_keep_it_shut(url, m
     run(client.close())
 
 
-def test_a_caller_whose_client_is_closed_before_its_loop_ends_does_not_keep_the_gate_shut(url, monkeypatch):
+def test_a_caller_whose_client_is_closed_before_its_loop_does_not_block_the_local_queue(url, monkeypatch):
     monkeypatch.setattr(taking, "RECHECK_SECONDS", 0.05)
     client = AsyncClient(url)
     with Client(url) as holder:
         lease = holder.lock("a").acquire()
-        task = give_up_at_the_gate(client, "a")
+        task = give_up_in_the_local_queue(client, "a")
         run(client.close())
         got = []
         behind = threading.Thread(target=lambda: got.append(holder.lock("a", wait=10).acquire()))
         behind.start()
         eventually(lambda: queues.waiting((holder.runtime.store.identity, "a", "mutex")) == 2)
         del task
-        gc.collect()  # the keeper of that client has ended: whoever waits sees to it
+        gc.collect()  # the heartbeat thread of that client has ended: a waiting caller does it
         eventually(lambda: queues.waiting((holder.runtime.store.identity, "a", "mutex")) == 1)
         lease.release()
         behind.join(20)
@@ -326,7 +326,7 @@ def test_a_caller_whose_client_is_closed_before_its_loop_ends_does_not_keep_the_
         got[0].release()
 
 
-def test_a_caller_at_the_gate_hears_that_its_client_was_closed(url, monkeypatch):
+def test_closing_a_client_wakes_its_callers_in_the_local_queue_of_a_mutex(url, monkeypatch):
     monkeypatch.setattr(taking, "RECHECK_SECONDS", 0.05)
 
     async def main():
@@ -341,8 +341,8 @@ def test_a_caller_at_the_gate_hears_that_its_client_was_closed(url, monkeypatch)
     run(main())
 
 
-def test_a_release_whose_loop_ends_in_the_middle_opens_the_gate_although_its_client_is_closed(url, plan):
-    """The keeper has let the lease go by then, and has ended itself."""
+def test_a_release_whose_loop_closes_frees_the_local_queue_although_its_client_is_closed(url, plan):
+    """The heartbeat thread has dropped the lease by then, and has ended."""
     client = AsyncClient(url)
     loop = asyncio.new_event_loop()
     lease = loop.run_until_complete(client.lock("a", ttl=1).acquire())
@@ -355,7 +355,7 @@ def test_a_release_whose_loop_ends_in_the_middle_opens_the_gate_although_its_cli
         assert not lease.valid
 
 
-def test_an_event_loop_is_not_kept_alive_by_the_client(url):
+def test_the_client_does_not_prevent_the_collection_of_an_event_loop(url):
     client = AsyncClient(url)
 
     async def use():
@@ -367,7 +367,7 @@ def test_an_event_loop_is_not_kept_alive_by_the_client(url):
     run(client.close())
 
 
-def test_waiting_for_a_loss_ends_when_the_lease_is_given_back(url):
+def test_waiting_for_a_loss_ends_when_the_lease_is_released(url):
     async def main():
         async with AsyncClient(url) as hf:
             lease = await hf.lock("a").acquire()
@@ -379,7 +379,7 @@ def test_waiting_for_a_loss_ends_when_the_lease_is_given_back(url):
     run(main())
 
 
-def test_giving_back_within_a_reentrant_block_leaves_the_outer_block_its_lock(url):
+def test_releasing_an_inner_reentrant_lease_keeps_the_lock_of_the_outer_block(url):
     async def main():
         async with AsyncClient(url) as hf:
             lock = hf.lock("a", reentrant=True)
@@ -425,7 +425,7 @@ def test_renew_transfer_and_hold_are_awaitable(url):
     run(main())
 
 
-def test_a_hundred_tasks_share_their_trips(url, plan):
+def test_the_commands_of_a_hundred_tasks_are_sent_in_few_batches(url, plan):
     async def main():
         async with AsyncClient(url) as hf:
 

@@ -1,4 +1,5 @@
-"""Who is the same caller: a task, or else a thread in one context. Requests that share a thread are not."""
+"""What counts as one caller: a task, or otherwise a thread in one context. Requests that share a thread are different
+callers."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from holdfast.errors import WouldDeadlock
 
 @pytest.fixture
 def thread():
-    """A pool of one thread, as a web server has it: every request runs in a context of its own."""
+    """A pool of one thread, as in a web server: every request runs in its own context."""
     with ThreadPoolExecutor(1) as pool:
         yield lambda request: pool.submit(copy_context().run, request).result()
 
@@ -58,8 +59,8 @@ def test_one_request_is_one_caller(url, thread):
         assert thread(request) == "done"
 
 
-def test_a_lock_of_the_main_thread_makes_requests_no_kin(url, thread):
-    """The contexts of both requests are copies of one that has taken a lock."""
+def test_a_lock_of_the_main_thread_does_not_make_two_requests_one_caller(url, thread):
+    """The contexts of both requests are copies of a context that holds a lock."""
     with Client(url) as hf, hf.lock("at the start"):
         lease = thread(hf.lock("a").acquire)
         with pytest.raises(LockTimeout):
@@ -67,7 +68,7 @@ def test_a_lock_of_the_main_thread_makes_requests_no_kin(url, thread):
         lease.release()
 
 
-def test_a_lock_of_the_thread_itself_makes_its_requests_no_kin(url):
+def test_a_lock_of_the_pool_thread_does_not_make_its_requests_one_caller(url):
     with Client(url) as hf, ThreadPoolExecutor(1) as pool:
         pool.submit(lambda: hf.lock("before").acquire().release()).result()
         lease = pool.submit(lambda: copy_context().run(hf.lock("a").acquire)).result()
@@ -77,7 +78,7 @@ def test_a_lock_of_the_thread_itself_makes_its_requests_no_kin(url):
 
 
 def test_a_thread_that_inherits_the_context_is_another_caller(url):
-    """asyncio.to_thread, and what a task starts: two siblings must not be let in together."""
+    """asyncio.to_thread, and tasks that a task starts: two of them must not hold the lock together."""
 
     def sibling():
         with pytest.raises(LockTimeout):

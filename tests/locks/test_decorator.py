@@ -108,7 +108,7 @@ def test_a_key_function_that_can_take_every_call_is_accepted(hf, maker):
     assert charge(7) == charge(7, 2, dry=True) == ["order:7"]
 
 
-def test_a_key_function_of_an_open_ended_or_unknown_function_is_judged_by_its_calls(hf):
+def test_a_key_function_of_a_variadic_or_unknown_function_is_checked_at_each_call(hf):
     @hf.lock(lambda order, **_: f"order:{order}")
     def forward(*args: int, **kwargs: int) -> list[str]:
         return held(hf)
@@ -117,7 +117,7 @@ def test_a_key_function_of_an_open_ended_or_unknown_function_is_judged_by_its_ca
     assert hf.lock(str)(lambda order: held(hf))(7) == ["7"]
 
 
-def test_a_key_that_comes_out_bad_is_refused_at_the_call(hf):
+def test_a_computed_key_that_is_invalid_is_refused_at_the_call(hf):
     @hf.lock("{name}")
     def greet(name: str) -> None:
         raise AssertionError
@@ -134,7 +134,7 @@ def test_generators_are_refused_because_their_body_runs_later(hf):
             yield 1
 
 
-def test_what_only_returns_a_coroutine_is_refused_because_it_would_run_unprotected(hf):
+def test_a_sync_function_that_returns_a_coroutine_is_refused_because_it_would_run_unprotected(hf):
     async def work():
         raise AssertionError
 
@@ -148,7 +148,7 @@ def test_what_only_returns_a_coroutine_is_refused_because_it_would_run_unprotect
     assert asyncio.run(hf.lock("a")(Callable())()) == ["a"]
 
 
-def test_busy_raises_by_default_and_skips_where_asked(hf):
+def test_a_busy_lock_raises_by_default_and_skips_the_call_on_request(hf):
     calls = []
 
     @hf.lock("a", wait=0)
@@ -210,7 +210,7 @@ def test_async_functions_are_guarded_by_either_client(hf):
     asyncio.run(main())
 
 
-def test_a_lost_lease_leaves_the_guarded_function_as_lease_lost(hf):
+def test_a_lost_lease_makes_the_guarded_function_raise_lease_lost(hf):
     @hf.lock("a")
     def work() -> str:
         hf.locks.force_release("a", reason="test")

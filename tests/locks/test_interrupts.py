@@ -1,4 +1,5 @@
-"""Ctrl-C at any moment: it comes through, nothing hangs, and nothing stays locked for longer than its ttl."""
+"""Ctrl-C at any moment: KeyboardInterrupt is raised, nothing hangs, and nothing stays locked for longer than its
+ttl."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ STORM = """
     print(interrupts, pairs)
 """
 
-CROWDED = """
+MANY_CALLERS = """
     import faulthandler, random, signal, sys, threading
     from holdfast import Client
     from holdfast.locks.process_queue import queues
@@ -52,11 +53,11 @@ CROWDED = """
         def make():
             return (hf.semaphore("s", permits=2, ttl=1, wait=30), hf.rwlock("doc", ttl=1, wait=30).read(),
                     hf.rwlock("doc", ttl=1, wait=30).write())[chance.randrange(3)]
-        def crowd():
+        def callers():
             while not stop.is_set():
                 with make():
                     pass
-        threads = [threading.Thread(target=crowd) for _ in range(12)]
+        threads = [threading.Thread(target=callers) for _ in range(12)]
         for thread in threads:
             thread.start()
         while interrupts < int(sys.argv[3]):
@@ -112,14 +113,14 @@ def run(source, *arguments):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_storm_of_interrupts_hangs_nothing_and_leaves_nothing_locked(url, seed):
+def test_many_interrupts_block_no_call_and_leave_nothing_locked(url, seed):
     done = run(STORM, url, seed, 150)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.split()[0]) == 150
 
 
-def test_interrupts_of_one_among_many_callers_leave_nobody_in_the_local_queue(url):
-    done = run(CROWDED, url, 1, 60)
+def test_interrupts_of_one_of_many_callers_leave_no_caller_in_the_local_queue(url):
+    done = run(MANY_CALLERS, url, 1, 60)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["60", "0"]
 
@@ -153,7 +154,7 @@ def test_a_real_ctrl_c_ends_the_process_and_frees_its_lock(tmp_path):
             child.send_signal(signal.SIGINT)
             try:
                 child.wait(10)
-            except subprocess.TimeoutExpired:  # it came within a finaliser, where Python drops whatever is raised
+            except subprocess.TimeoutExpired:  # raised within a finaliser, where Python drops every exception
                 child.send_signal(signal.SIGINT)
             assert child.wait(20) == -signal.SIGINT
         finally:
@@ -179,7 +180,7 @@ def loops_under_a_mutex(tree):
                     yield node.lineno
 
 
-def test_no_loop_runs_in_the_very_function_that_holds_a_mutex():
+def test_no_loop_is_in_the_same_function_as_the_mutex_that_it_runs_under():
     """CPython 3.13 leaves the jump at the end of some loops out of the exception table: a Ctrl-C that is raised there
     skips the `with` around the loop, and the mutex stays locked for ever. A loop in a function of its own is safe."""
     found = [

@@ -1,4 +1,4 @@
-"""Leadership: one at a time, under rising tokens; its work is stopped when the term is lost."""
+"""Leaders: one at a time, with rising tokens; their work is stopped when the term is lost."""
 
 from __future__ import annotations
 
@@ -27,103 +27,103 @@ def leader(hf):
 
 
 @pytest.fixture
-def rival(colour, url):
-    return colour.client(url, name="rival").leader("scheduler")
+def rival(mode, url):
+    return mode.client(url, name="rival").leader("scheduler")
 
 
-def test_nobody_leads_before_the_campaign(leader):
+def test_a_candidate_does_not_lead_before_it_campaigns(leader):
     assert leader.is_leader is False
     assert leader.token is None
     assert leader.name == "scheduler"
 
 
-def test_the_first_candidate_leads_and_the_second_does_not(leader, rival, colour):
-    term = colour.do(leader.campaign())
+def test_the_first_candidate_leads_and_the_second_does_not(leader, rival, mode):
+    term = mode.do(leader.campaign())
     assert leader.is_leader
     assert leader.token == term.token
-    with pytest.raises((LockTimeout, WouldDeadlock)):  # the latter in the very thread that leads
-        colour.do(rival.campaign(wait=0))
+    with pytest.raises((LockTimeout, WouldDeadlock)):  # the latter in the thread that leads
+        mode.do(rival.campaign(wait=0))
     assert not rival.is_leader
-    colour.do(leader.resign())
+    mode.do(leader.resign())
     assert not leader.is_leader
     assert leader.token is None
 
 
-def test_the_next_leaders_token_is_higher(leader, rival, colour):
-    first = colour.do(leader.campaign()).token
-    colour.do(leader.resign())
-    assert colour.do(rival.campaign()).token > first
-    colour.do(rival.resign())
+def test_the_next_leaders_token_is_higher(leader, rival, mode):
+    first = mode.do(leader.campaign()).token
+    mode.do(leader.resign())
+    assert mode.do(rival.campaign()).token > first
+    mode.do(rival.resign())
 
 
-def test_the_default_ttl_is_15_seconds(hf, colour):
+def test_the_default_ttl_is_15_seconds(hf, mode):
     leader = hf.leader("scheduler")
-    term = colour.do(leader.campaign())
+    term = mode.do(leader.campaign())
     assert 14 < term.remaining() <= 15
-    colour.do(leader.resign())
+    mode.do(leader.resign())
 
 
-def test_resigning_without_a_term_does_nothing(leader, colour):
-    assert colour.do(leader.resign()) is None
+def test_resigning_without_a_term_does_nothing(leader, mode):
+    assert mode.do(leader.resign()) is None
 
 
-def test_a_block_leads_once_and_steps_down(leader, rival, colour):
-    with colour.block(leader) as term:
+def test_a_with_block_leads_for_one_term_and_resigns(leader, rival, mode):
+    with mode.block(leader) as term:
         assert leader.token == term.token
     assert not leader.is_leader
-    with colour.block(rival):
+    with mode.block(rival):
         assert rival.is_leader
 
 
-def test_losing_the_term_inside_the_leaders_block_is_loud(leader, hf, colour):
-    with pytest.raises(LeaseLost), colour.block(leader):
-        colour.do(hf.locks.force_release(KEY, reason="test"))
+def test_losing_the_term_inside_the_leaders_block_raises_an_error(leader, hf, mode):
+    with pytest.raises(LeaseLost), mode.block(leader):
+        mode.do(hf.locks.force_release(KEY, reason="test"))
     assert not leader.is_leader
 
 
-def test_on_change_tells_of_every_beginning_and_end(hf, colour):
-    told = []
-    leader = hf.leader("scheduler", on_change=lambda who: told.append((who.is_leader, who.token is not None)))
-    colour.do(leader.campaign())
-    colour.do(leader.resign())
-    assert told == [(True, True), (False, False)]
+def test_on_change_is_called_at_the_start_and_end_of_every_term(hf, mode):
+    reported = []
+    leader = hf.leader("scheduler", on_change=lambda who: reported.append((who.is_leader, who.token is not None)))
+    mode.do(leader.campaign())
+    mode.do(leader.resign())
+    assert reported == [(True, True), (False, False)]
 
 
-def test_on_change_tells_of_a_loss(url):
+def test_on_change_is_called_when_a_term_is_lost(url):
     with Client(url) as client:
-        told = []
-        leader = client.leader("scheduler", ttl=0.6, on_change=lambda who: told.append(who.is_leader))
+        reported = []
+        leader = client.leader("scheduler", ttl=0.6, on_change=lambda who: reported.append(who.is_leader))
         leader.campaign()
         client.locks.force_release(KEY, reason="test")
-        eventually(lambda: told == [True, False])
+        eventually(lambda: reported == [True, False])
         assert leader.token is None
 
 
-def test_an_on_change_that_raises_keeps_nobody_from_leading(hf, colour):
-    def grumble(_leader):
+def test_an_on_change_callback_that_raises_does_not_prevent_leading(hf, mode):
+    def failing(_leader):
         raise RuntimeError("no")
 
     failed = []
     hf.events.subscribe(lambda event: failed.append(event) if event.name == "callback_failed" else None)
-    leader = hf.leader("scheduler", on_change=grumble)
-    colour.do(leader.campaign())
+    leader = hf.leader("scheduler", on_change=failing)
+    mode.do(leader.campaign())
     assert leader.is_leader
-    colour.do(leader.resign())
+    mode.do(leader.resign())
     assert [event.fields["callback"] for event in failed] == ["on_change", "on_change"]
 
 
-def test_a_loss_is_told_before_the_next_beginning_whoever_notices_it_first(url):
-    """The next campaign may be faster than the thread that tells of losses."""
+def test_on_change_reports_a_loss_before_the_start_of_the_next_term(url):
+    """The next campaign may be faster than the thread that runs callbacks."""
     with Client(url) as client:
-        told = []
-        leader = client.leader("scheduler", on_change=lambda who: told.append(who.token))
+        reported = []
+        leader = client.leader("scheduler", on_change=lambda who: reported.append(who.token))
         first = leader.campaign()
-        client.runtime.callbacks.add = lambda _call: None  # that thread is slow today
+        client.runtime.callbacks.add = lambda _call: None  # simulates a slow callback thread
         client.locks.force_release(KEY, reason="test")
         with pytest.raises(LeaseLost):
             first.renew()
         second = leader.campaign()
-        assert told == [first.token, None, second.token]
+        assert reported == [first.token, None, second.token]
         leader.resign()
 
 
@@ -134,11 +134,11 @@ async def test_on_change_may_be_asynchronous(url):
         failed = []
         client.events.subscribe(lambda event: failed.append(event) if event.name == "callback_failed" else None)
 
-        async def told(who):
+        async def reported(who):
             await changes.put(who.is_leader)
             raise RuntimeError("no")
 
-        leader = client.leader("scheduler", on_change=told)
+        leader = client.leader("scheduler", on_change=reported)
         await leader.campaign()
         assert await changes.get() is True
         await leader.resign()
@@ -160,7 +160,7 @@ def test_terms_follow_each_other_in_a_for_loop(url):
         assert tokens == sorted(set(tokens))
 
 
-def test_a_loop_that_is_broken_off_inside_a_term_leads_on_until_it_resigns(url):
+def test_after_a_break_inside_a_term_the_leader_leads_until_it_resigns(url):
     with Client(url) as client:
         leader = client.leader("scheduler")
         for _term in leader:
@@ -170,7 +170,7 @@ def test_a_loop_that_is_broken_off_inside_a_term_leads_on_until_it_resigns(url):
         assert not leader.is_leader
 
 
-def test_a_loss_inside_a_term_ends_the_term_quietly_and_the_next_one_follows(url):
+def test_a_loss_inside_a_loop_over_terms_ends_the_term_without_an_error_and_the_next_one_follows(url):
     with Client(url) as client:
         leader, tokens = client.leader("scheduler"), []
         for term in leader:
@@ -186,7 +186,7 @@ def test_a_loss_inside_a_term_ends_the_term_quietly_and_the_next_one_follows(url
         assert tokens[1] > tokens[0]
 
 
-def test_another_error_leaves_the_term_as_it_is(url):
+def test_another_error_does_not_end_the_term(url):
     with Client(url) as client:
         leader = client.leader("scheduler")
         with pytest.raises(ZeroDivisionError):
@@ -197,7 +197,7 @@ def test_another_error_leaves_the_term_as_it_is(url):
 
 
 @on_a_loop
-async def test_work_in_a_term_is_cancelled_when_it_is_lost_and_the_loop_goes_on(url):
+async def test_work_in_a_term_is_cancelled_when_the_term_is_lost_and_the_loop_continues(url):
     async with AsyncClient(url) as client:
         leader, tokens, stopped = client.leader("scheduler", ttl=0.6), [], []
         async for term in leader:
@@ -217,8 +217,8 @@ async def test_work_in_a_term_is_cancelled_when_it_is_lost_and_the_loop_goes_on(
 
 
 @on_a_loop
-async def test_work_is_stopped_before_the_store_can_give_the_term_to_another(url, plan):
-    """The keeper cannot reach the store: at its local deadline the work ends, before the lease does.
+async def test_work_is_stopped_before_the_store_can_grant_the_term_to_another_candidate(url, plan):
+    """The heartbeat thread cannot reach the store: at the local deadline the work ends, before the lease expires.
 
     Between the two are 22 ms. A machine that stalls just then gets another try.
     """
@@ -238,7 +238,7 @@ async def test_work_is_stopped_before_the_store_can_give_the_term_to_another(url
 
 
 @on_a_loop
-async def test_a_cancellation_from_outside_stays_what_it_is(url):
+async def test_a_cancellation_from_outside_is_raised_unchanged(url):
     async with AsyncClient(url) as client:
         inside = asyncio.Event()
 
@@ -266,7 +266,7 @@ async def test_the_leaders_block_raises_lease_lost(url):
 
 
 @on_a_loop
-async def test_running_in_the_background_leads_whenever_its_turn_comes(url):
+async def test_run_leads_every_time_the_lock_is_granted(url):
     async with AsyncClient(url) as client:
         changes = asyncio.Queue()
         leader = client.leader("scheduler", ttl=0.6, on_change=lambda who: changes.put_nowait(who.token))
@@ -283,7 +283,7 @@ async def test_running_in_the_background_leads_whenever_its_turn_comes(url):
         assert not (await client.locks.inspect(KEY)).held
 
 
-def test_running_in_a_thread_ends_with_its_client(url):
+def test_run_in_a_thread_ends_when_its_client_is_closed(url):
     client = Client(url)
     leader = client.leader("scheduler")
     thread = threading.Thread(target=leader.run)
@@ -294,8 +294,8 @@ def test_running_in_a_thread_ends_with_its_client(url):
     assert not leader.is_leader
 
 
-def test_waiting_in_a_thread_ends_with_its_client(tmp_path):
-    """In a process of its own, so that the candidate waits in the store and not at the local gate."""
+def test_waiting_for_a_term_in_a_thread_ends_when_the_client_is_closed(tmp_path):
+    """The leader is in another process, so that the candidate waits in the store and not in the local queue."""
     url = f"sqlite:///{tmp_path}/locks.db"
     script = """
         import sys
@@ -322,10 +322,10 @@ def test_waiting_in_a_thread_ends_with_its_client(tmp_path):
         other.communicate()
 
 
-def test_a_leader_that_was_dropped_is_no_longer_renewed_and_that_is_told(url):
+def test_a_leader_that_was_garbage_collected_is_no_longer_renewed_and_an_event_reports_it(url):
     with Client(url) as client:
-        told = []
-        client.events.subscribe(lambda event: told.append(event.name))
+        reported = []
+        client.events.subscribe(lambda event: reported.append(event.name))
 
         def lead_and_forget():
             for _term in client.leader("scheduler", ttl=1.5):
@@ -335,20 +335,20 @@ def test_a_leader_that_was_dropped_is_no_longer_renewed_and_that_is_told(url):
             lead_and_forget()
             gc.collect()
         eventually(lambda: not client.locks.inspect(KEY).held)
-        eventually(lambda: "lease_lost" in told)
+        eventually(lambda: "lease_lost" in reported)
 
 
-def test_a_term_in_hand_keeps_its_leader_and_tells_of_its_end(url):
+def test_a_reference_to_a_term_keeps_its_leader_and_on_change_reports_its_end(url):
     with Client(url) as client:
-        told = []
-        term = client.leader("scheduler", on_change=lambda who: told.append(who.is_leader)).campaign()
+        reported = []
+        term = client.leader("scheduler", on_change=lambda who: reported.append(who.is_leader)).campaign()
         gc.collect()
         term.release()
-        assert told == [True, False]
+        assert reported == [True, False]
 
 
 @on_a_loop
-async def test_resigning_stops_the_block_of_another_task_before_somebody_else_leads(url):
+async def test_resigning_stops_the_block_of_another_task_before_the_next_leader_begins(url):
     async with AsyncClient(url) as client, AsyncClient(url) as other:
         leader, log = client.leader("scheduler"), []
         inside = asyncio.Event()
@@ -375,7 +375,7 @@ async def test_resigning_stops_the_block_of_another_task_before_somebody_else_le
 
 
 @on_a_loop
-async def test_resigning_within_ones_own_block_does_not_cancel_oneself(url):
+async def test_resigning_within_the_block_does_not_cancel_its_own_task(url):
     async with AsyncClient(url) as client:
         leader = client.leader("scheduler")
         async for term in leader:
@@ -387,7 +387,7 @@ async def test_resigning_within_ones_own_block_does_not_cancel_oneself(url):
 
 
 @on_a_loop
-async def test_the_block_of_a_term_that_is_over_ends_where_it_first_waits(url):
+async def test_the_block_of_an_ended_term_is_cancelled_at_its_first_await(url):
     async with AsyncClient(url) as client:
         leader = client.leader("scheduler")
         term = await leader.campaign()
@@ -425,7 +425,7 @@ async def test_one_candidate_in_two_tasks_leaves_each_block_with_its_own_term(ur
         await task
 
 
-def test_a_candidate_waits_through_a_time_without_the_store(url, plan, monkeypatch):
+def test_a_candidate_keeps_waiting_while_the_store_is_unavailable(url, plan, monkeypatch):
     monkeypatch.setattr("holdfast.runtime.flows.RESEND_AFTER", (0.01,))
     with Client(url) as client:
         failed = []
@@ -442,18 +442,18 @@ def test_a_candidate_waits_through_a_time_without_the_store(url, plan, monkeypat
         thread.join()
 
 
-def test_running_tells_of_the_end_when_its_client_is_closed(url):
-    client, told = Client(url), []
-    leader = client.leader("scheduler", on_change=lambda who: told.append(who.is_leader))
+def test_on_change_reports_the_end_of_a_term_when_the_client_is_closed(url):
+    client, reported = Client(url), []
+    leader = client.leader("scheduler", on_change=lambda who: reported.append(who.is_leader))
     thread = threading.Thread(target=leader.run)
     thread.start()
-    eventually(lambda: told == [True])
+    eventually(lambda: reported == [True])
     client.close()
     thread.join()
-    assert told == [True, False]
+    assert reported == [True, False]
 
 
-def test_an_on_change_that_nobody_could_call_is_refused(hf, url):
+def test_an_on_change_that_cannot_be_called_is_refused(hf, url):
     with pytest.raises(InvalidOption, match="on_change"):
         hf.leader("scheduler", on_change=5)
 
@@ -464,17 +464,17 @@ def test_an_on_change_that_nobody_could_call_is_refused(hf, url):
         client.leader("scheduler", on_change=later)
 
 
-def test_an_asynchronous_on_change_does_not_keep_the_term_from_being_given_back_at_exit(tmp_path):
+def test_an_async_on_change_does_not_prevent_the_release_of_the_term_at_exit(tmp_path):
     url = f"sqlite:///{tmp_path}/locks.db"
     script = """
         import asyncio, sys
         from holdfast import AsyncClient
 
-        async def told(leader):
+        async def reported(leader):
             pass
 
         hf = AsyncClient(sys.argv[1])
-        leader = hf.leader("scheduler", on_change=told)
+        leader = hf.leader("scheduler", on_change=reported)
         asyncio.run(leader.campaign())
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(script), url], check=True, capture_output=True)

@@ -8,7 +8,7 @@ import threading
 from contextlib import AsyncExitStack, ExitStack
 
 import pytest
-from crowds import callers, pass_through, queued_here, waiters
+from many_callers import callers, pass_through, queued_here, waiters
 from sync_async import on_a_loop
 from waiting import PATIENCE, eventually_async
 
@@ -22,8 +22,8 @@ PERMITS = 3
 
 
 @pytest.fixture(autouse=True)
-def _nobody_looks_around(monkeypatch):
-    """Callers are called. Those that look around by themselves would hide it if they were not."""
+def _no_periodic_checks(monkeypatch):
+    """Callers must be notified. Periodic checks would hide a missing notification."""
     monkeypatch.setattr(taking, "RECHECK_SECONDS", 10 * PATIENCE)
 
 
@@ -54,7 +54,7 @@ async def test_500_tasks_share_a_semaphore_of_3_and_few_of_them_wait_in_the_stor
             info = await watcher.locks.inspect("s")
             most_waiters = max(most_waiters, len(info.waiters))
             assert len(info.holders) <= PERMITS
-        await asyncio.gather(*tasks)  # nobody failed
+        await asyncio.gather(*tasks)  # no caller failed
         assert most_inside <= PERMITS
         assert most_waiters <= PERMITS + A_FEW
         assert [tokens[number] for number in range(500)] == sorted(tokens.values()), "in order of arrival"
@@ -62,8 +62,8 @@ async def test_500_tasks_share_a_semaphore_of_3_and_few_of_them_wait_in_the_stor
 
 
 @on_a_loop
-async def test_a_caller_asks_the_store_once_for_its_place_and_once_for_its_grant(url, plan):
-    """Nobody polls while it waits in its process."""
+async def test_a_caller_sends_one_command_to_queue_and_one_to_confirm_its_grant(url, plan):
+    """A caller in the local queue does not poll the store."""
     async with AsyncClient(url) as hf:
         lease = await hf.semaphore("s", permits=1).acquire()
         tasks = [asyncio.create_task(pass_through(hf)) for _ in range(30)]
@@ -135,7 +135,7 @@ async def test_a_heavy_caller_is_not_overtaken_in_its_process(url):
 
 
 @on_a_loop
-async def test_weights_are_never_exceeded_and_nobody_starves(url):
+async def test_the_permits_are_never_exceeded_and_no_caller_starves(url):
     async with AsyncClient(url) as hf:
         inside, most = 0, 0
 
@@ -174,7 +174,7 @@ async def test_a_writer_between_readers_of_its_process_is_not_overtaken(url):
 
 
 @on_a_loop
-async def test_300_readers_of_one_process_are_inside_together(url):
+async def test_300_readers_of_one_process_hold_the_lock_together(url):
     async with AsyncClient(url) as hf:
         inside = 0
         everybody = asyncio.Event()
@@ -196,15 +196,16 @@ async def test_300_readers_of_one_process_are_inside_together(url):
 
 
 @on_a_loop
-async def test_readers_that_follow_a_grant_come_behind_a_writer_of_another_process(url, elsewhere):
-    """The local queue passes nothing on: who is let go asks the store, where the writer was before."""
+async def test_readers_that_arrive_after_a_grant_wait_behind_a_writer_of_another_process(url, other_process):
+    """The local queue grants nothing: a caller that leaves it sends a command to the store, where the writer was
+    earlier."""
     async with AsyncClient(url) as hf:
         async with hf.rwlock("doc").write():
             order, tasks = [], []
             for number in range(20):
                 begin(tasks, hf, "read", number, order)
             await eventually_async(lambda: waiters(hf, "doc", A_FEW))
-            begin(tasks, elsewhere, "write", "the writer", order)
+            begin(tasks, other_process, "write", "the writer", order)
             await eventually_async(lambda: waiters(hf, "doc", A_FEW + 1))
         await asyncio.gather(*tasks)
         assert set(order[:A_FEW]) == set(range(A_FEW))
@@ -212,9 +213,9 @@ async def test_readers_that_follow_a_grant_come_behind_a_writer_of_another_proce
 
 
 @on_a_loop
-async def test_behind_a_writer_of_another_process_only_a_few_readers_wait_in_the_store(url, elsewhere):
+async def test_behind_a_writer_of_another_process_only_a_few_readers_wait_in_the_store(url, other_process):
     async with AsyncClient(url) as hf:
-        async with elsewhere.rwlock("doc").write():
+        async with other_process.rwlock("doc").write():
             order, tasks = [], []
             for number in range(50):
                 begin(tasks, hf, "read", number, order)
@@ -225,12 +226,12 @@ async def test_behind_a_writer_of_another_process_only_a_few_readers_wait_in_the
 
 
 @on_a_loop
-async def test_a_newcomer_does_not_overtake_a_writer_in_the_local_queue(url, elsewhere):
-    """Readers of this process are inside, so more of them would be let go; but the writer was here before."""
+async def test_a_new_reader_does_not_overtake_a_writer_in_the_local_queue(url, other_process):
+    """Readers of this process hold the lock, so more of them could go to the store; but the writer came before."""
     async with AsyncClient(url) as hf:
         order, tasks = [], []
         async with hf.rwlock("doc").read():
-            begin(tasks, elsewhere, "write", "another process", order)
+            begin(tasks, other_process, "write", "another process", order)
             await eventually_async(lambda: waiters(hf, "doc", 1))
             for number in range(A_FEW):
                 begin(tasks, hf, "read", number, order)
@@ -245,7 +246,7 @@ async def test_a_newcomer_does_not_overtake_a_writer_in_the_local_queue(url, els
 
 
 def begin(tasks, client, side, name, order):
-    """A task that is inside for a moment, and leaves its name."""
+    """Start a task that holds the lock for a moment and notes its name."""
 
     async def take():
         async with getattr(client.rwlock("doc"), side)():
@@ -255,11 +256,11 @@ def begin(tasks, client, side, name, order):
 
 
 @pytest.fixture
-def elsewhere(url, monkeypatch):
-    """An asynchronous client whose callers do not meet those of the others: as in another process."""
+def other_process(url, monkeypatch):
+    """An async client whose callers do not share the local queue of the others, as in another process."""
     client = AsyncClient(url)
     store = client.runtime.store
-    monkeypatch.setattr(store, "identity", f"{store.identity} elsewhere")
+    monkeypatch.setattr(store, "identity", f"{store.identity} other_process")
     yield client
     client._shut()
 
@@ -268,7 +269,7 @@ def elsewhere(url, monkeypatch):
 
 
 @on_a_loop
-async def test_a_task_that_holds_a_permit_gets_another_although_others_queue(url):
+async def test_a_task_that_holds_a_permit_gets_another_although_other_callers_wait(url):
     async with AsyncClient(url) as hf:
         semaphore = hf.semaphore("s", permits=2)
         async with semaphore, asyncio.TaskGroup() as others:
@@ -284,7 +285,7 @@ async def test_a_task_that_holds_a_permit_gets_another_although_others_queue(url
                 assert second.valid
 
 
-def test_a_thread_takes_every_permit_and_gives_them_back(url):
+def test_a_thread_can_acquire_and_release_every_permit(url):
     with Client(url) as hf, ExitStack() as stack:
         semaphore = hf.semaphore("s", permits=10, wait=PATIENCE)
         for _ in range(10):
@@ -294,7 +295,7 @@ def test_a_thread_takes_every_permit_and_gives_them_back(url):
 
 
 @on_a_loop
-async def test_a_newcomer_with_more_permits_is_no_reason_to_wait_for_ever(url):
+async def test_a_caller_that_raises_the_number_of_permits_does_not_make_others_wait_forever(url):
     async with AsyncClient(url) as hf:
         lease = await hf.semaphore("s", permits=1).acquire()
         tasks = [asyncio.create_task(pass_through(hf)) for _ in range(10)]
@@ -315,7 +316,7 @@ async def test_a_newcomer_with_more_permits_is_no_reason_to_wait_for_ever(url):
 
 @pytest.mark.parametrize("kind", ["semaphore", "rwlock"])
 @on_a_loop
-async def test_callers_that_try_once_together_all_get_what_is_free(url, kind):
+async def test_callers_that_try_once_at_the_same_time_get_all_free_permits(url, kind):
     async with AsyncClient(url) as hf:
 
         async def attempt():
@@ -330,7 +331,7 @@ async def test_callers_that_try_once_together_all_get_what_is_free(url, kind):
 
 
 @on_a_loop
-async def test_who_tries_once_behind_callers_of_its_process_is_refused_without_asking(url, plan):
+async def test_a_try_behind_waiting_callers_of_the_process_is_refused_without_a_command(url, plan):
     async with AsyncClient(url, name="me") as hf:
         async with hf.semaphore("s", permits=1, owner="alice"):
             tasks = [asyncio.create_task(pass_through(hf)) for _ in range(10)]

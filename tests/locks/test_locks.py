@@ -106,7 +106,7 @@ def test_another_client_is_refused_while_it_is_held(hf, other):
     lease.release()
 
 
-def test_two_with_the_same_name_are_not_the_same_holder(url):
+def test_two_clients_with_the_same_name_are_different_holders(url):
     """Identity is one attempt: a configured name that two processes share makes neither of them the holder."""
     with Client(url, name="worker-1") as one, Client(url, name="worker-1") as two:
         first = one.semaphore("s", permits=1, owner="worker-1").acquire(wait=0)
@@ -135,13 +135,13 @@ def test_a_timeout_names_holder_age_and_position(hf, url):
 def test_a_waiter_gets_the_lock_when_it_is_released(hf, other):
     with hf.lock("a") as first:
         thread, result = in_thread(lambda: other.lock("a").acquire(wait=20))
-        eventually(lambda: gate_or_queue_has_waiter(hf, "a"))
+        eventually(lambda: has_a_waiter(hf, "a"))
     thread.join(20)
     assert result[0].token > first.token
     result[0].release()
 
 
-def gate_or_queue_has_waiter(client, key):
+def has_a_waiter(client, key):
     from holdfast.locks.process_queue import queues  # noqa: PLC0415
 
     address = (client.runtime.store.identity, key, "mutex")
@@ -169,7 +169,7 @@ def test_fifty_local_callers_go_to_the_store_one_at_a_time(plan, url):
         assert plan.count(holdfast.commands.Release) == 50
 
 
-def test_taking_it_again_in_the_same_thread_would_deadlock(hf):
+def test_acquiring_again_in_the_same_thread_raises_would_deadlock(hf):
     with hf.lock("a"):
         with pytest.raises(WouldDeadlock):
             hf.lock("a").acquire()
@@ -192,7 +192,7 @@ def test_a_reentrant_lock_is_the_same_lease_and_ends_with_the_outermost_block(hf
         pass
 
 
-def test_giving_back_within_a_reentrant_block_leaves_the_outer_block_its_lock(hf):
+def test_releasing_an_inner_reentrant_lease_keeps_the_lock_of_the_outer_block(hf):
     lock = hf.lock("a", reentrant=True)
     with lock as outer:
         with lock as inner:
@@ -202,7 +202,7 @@ def test_giving_back_within_a_reentrant_block_leaves_the_outer_block_its_lock(hf
     assert not hf.locks.inspect("a").held
 
 
-def test_release_of_a_reentrant_lock_within_a_block_gives_back_what_was_acquired_before_it(hf):
+def test_release_of_a_reentrant_lock_within_a_block_releases_the_acquisition_before_it(hf):
     lock = hf.lock("a", reentrant=True)
     lease = lock.acquire()
     with lock:
@@ -213,18 +213,18 @@ def test_release_of_a_reentrant_lock_within_a_block_gives_back_what_was_acquired
         lock.release()
 
 
-def test_each_taking_of_a_reentrant_lock_is_given_back_once_in_any_order(hf):
+def test_each_acquisition_of_a_reentrant_lock_is_released_once_in_any_order(hf):
     lock = hf.lock("a", reentrant=True)
     with lock:
         with lock as inner:
             inner.release()
-            lock.acquire()  # a new taking, which none of the two blocks gives back
+            lock.acquire()  # a new acquisition, which neither block releases
     assert inner.valid
     lock.release()
     assert not hf.locks.inspect("a").held
 
 
-def test_what_was_taken_twice_is_handed_over_once(hf):
+def test_a_lock_acquired_twice_is_handed_over_once(hf):
     lock = hf.lock("a", reentrant=True)
     with lock, lock as lease:
         successor = lease.transfer("bob")
@@ -233,7 +233,7 @@ def test_what_was_taken_twice_is_handed_over_once(hf):
     assert not hf.locks.inspect("a").held
 
 
-def test_release_by_the_lock_gives_back_what_this_thread_took(hf):
+def test_release_by_the_lock_object_releases_the_lease_of_this_thread(hf):
     lock = hf.lock("a")
     lock.acquire()
     assert isinstance(run_in_thread(lock.release), NotHeld)
@@ -243,7 +243,7 @@ def test_release_by_the_lock_gives_back_what_this_thread_took(hf):
         lock.release()
 
 
-def test_a_lock_object_keeps_nothing_that_was_given_back(hf):
+def test_a_lock_object_keeps_no_reference_to_a_released_lease(hf):
     lock = hf.lock("a")
     for _ in range(20):
         lock.acquire().release()
@@ -252,7 +252,7 @@ def test_a_lock_object_keeps_nothing_that_was_given_back(hf):
     assert all(len(mine) <= 1 for mine in lock._acquired.values())
 
 
-def test_a_lease_released_within_its_block_does_not_take_a_later_one_along(hf):
+def test_leaving_the_block_of_a_released_lease_does_not_release_a_later_lease(hf):
     lock = hf.lock("a")
     with lock as first:
         first.release()
@@ -269,7 +269,7 @@ def test_releasing_a_lease_twice_is_harmless(hf):
     assert not hf.locks.inspect("a").held
 
 
-def test_a_forced_release_is_recorded_and_the_holder_is_told(hf, other):
+def test_a_forced_release_is_recorded_and_the_holder_is_notified(hf, other):
     told = []
     with pytest.raises(LeaseLost) as caught, hf.lock("a", ttl=1, on_lost=told.append) as lease:
         put_out = other.locks.force_release("a", reason="stuck since noon")
@@ -326,7 +326,7 @@ def test_renew_prolongs_at_once(hf):
             lease.check()
 
 
-def test_transfer_hands_over_under_a_higher_token_with_nobody_in_between(hf, other):
+def test_transfer_hands_over_with_a_higher_token_and_no_other_holder_in_between(hf, other):
     lease = hf.lock("a", owner="alice").acquire()
     successor = lease.transfer("bob")
     assert successor.token > lease.token
@@ -363,7 +363,7 @@ def test_a_hold_is_kept_for_its_whole_window(url):
         assert again.lost.wait(10), "a hold ends by the clock"
 
 
-def test_a_semaphore_admits_so_many_and_no_more(hf):
+def test_a_semaphore_has_at_most_as_many_holders_as_permits(hf):
     semaphore = hf.semaphore("api", permits=3)
     leases = [semaphore.acquire(wait=0) for _ in range(3)]
     assert semaphore.try_acquire() is None
@@ -385,7 +385,7 @@ def test_weights_share_the_permits(hf):
         hf.semaphore("api", permits=2, weight=3)
 
 
-def test_a_change_of_permits_is_reported_and_evicts_whom_it_can_never_fit(hf, other):
+def test_a_change_of_permits_is_reported_and_removes_waiters_that_can_never_fit(hf, other):
     seen = []
     other.events.subscribe(lambda event: seen.append((event.name, event.fields)))
     with hf.semaphore("api", permits=4, weight=3):
@@ -408,14 +408,14 @@ def test_another_kind_on_the_same_key_is_refused_while_it_is_in_use(hf, other):
         pass
 
 
-def test_a_listing_shows_what_is_held_and_waited_for_in_order_of_keys(hf, other):
+def test_a_listing_shows_holders_and_waiters_in_order_of_keys(hf, other):
     with hf.lock("b:2"), hf.lock("b:1"), hf.lock("c"):
         assert [info.key for info in other.locks.list("b:")] == ["b:1", "b:2"]
         assert [info.key for info in other.locks.list()] == ["b:1", "b:2", "c"]
     assert other.locks.list() == []
 
 
-def test_closing_a_client_releases_what_it_holds(url):
+def test_closing_a_client_releases_all_its_leases(url):
     with Client(url) as other:
         client = Client(url)
         lease = client.lock("a").acquire()
@@ -428,7 +428,7 @@ def test_closing_a_client_releases_what_it_holds(url):
             client.lock("a").acquire()
 
 
-def test_closing_a_client_under_a_block_is_loud(url):
+def test_closing_a_client_within_a_block_raises_an_error_in_the_block(url):
     inside, closed = threading.Event(), threading.Event()
     client = Client(url)
 
@@ -462,8 +462,8 @@ def test_a_closed_client_cannot_be_entered(url):
         asyncio.run(enter())
 
 
-def test_a_grant_that_comes_while_its_client_is_closed_is_given_back(url, monkeypatch):
-    """Granted and not yet in the keeper's care: nobody would renew it, nor tell its holder."""
+def test_a_grant_that_arrives_while_its_client_closes_is_released(url, monkeypatch):
+    """Granted, and not yet known to the heartbeat thread: it would not be renewed, and its holder not notified."""
     client = Client(url)
     keep = Heartbeats.keep
 
@@ -481,7 +481,7 @@ def test_a_grant_that_comes_while_its_client_is_closed_is_given_back(url, monkey
             pass
 
 
-def test_whoever_begins_to_wait_when_its_client_has_closed_opens_nothing_again(url):
+def test_a_caller_that_begins_to_wait_after_its_client_has_closed_opens_no_connection(url):
     client = Client(url)
     runtime = client.runtime
     client.close()
@@ -491,8 +491,9 @@ def test_whoever_begins_to_wait_when_its_client_has_closed_opens_nothing_again(u
         runtime.listen(Acquire(key="a", id="x", label=Label(name="x"), ttl=1))
 
 
-def test_everyone_who_asked_before_hints_began_to_flow_looks_once_more(hf):
-    """Not only the one that opened the watch: the hint for another one may have come just before, and be lost."""
+def test_every_waiter_from_before_the_watch_was_active_checks_once_more(hf):
+    """Not only the waiter that opened the watch: the hint for another one may have been sent just before, and be
+    lost."""
     runtime = hf.runtime
 
     def ask(id):
@@ -508,7 +509,7 @@ def test_everyone_who_asked_before_hints_began_to_flow_looks_once_more(hf):
     del flags
 
 
-def test_waiting_for_a_loss_ends_when_the_lease_is_given_back(hf):
+def test_waiting_for_a_loss_ends_when_the_lease_is_released(hf):
     lease = hf.lock("a").acquire()
     thread, result = in_thread(lease.lost.wait)
     eventually(lambda: lease._held.over._watchers)
@@ -517,8 +518,8 @@ def test_waiting_for_a_loss_ends_when_the_lease_is_given_back(hf):
     assert result == [False]
 
 
-def test_a_caller_at_the_gate_that_was_not_called_finds_out_by_itself(hf, monkeypatch):
-    """Whoever left was interrupted just before it could call the next one."""
+def test_a_caller_of_a_mutex_that_was_not_notified_checks_by_itself(hf, monkeypatch):
+    """The caller that left was interrupted just before it could notify the next one."""
     monkeypatch.setattr(taking, "RECHECK_SECONDS", 0.05)
     monkeypatch.setattr(taking, "LONG_WAIT", 0.01)
     seen = []
@@ -534,8 +535,8 @@ def test_a_caller_at_the_gate_that_was_not_called_finds_out_by_itself(hf, monkey
     result[0].release()
 
 
-def test_a_forgotten_client_is_closed_by_another_thread_than_its_finalisers(url, monkeypatch):
-    """A finaliser may come anywhere, also in the middle of a thread's start."""
+def test_a_garbage_collected_client_is_closed_by_another_thread_than_its_finalisers(url, monkeypatch):
+    """A finaliser may run at any point, also while a thread is being started."""
     client = Client(url)
     client.locks.inspect("a")
     started = []
@@ -544,12 +545,12 @@ def test_a_forgotten_client_is_closed_by_another_thread_than_its_finalisers(url,
     with pytest.warns(ResourceWarning, match="was not closed"):
         del client
     assert started == []
-    with Client(url):  # nothing of the other one ran, so the next one to pass by sees to it
+    with Client(url):  # no thread of the other client ran, so the next caller does it
         eventually(lambda: "holdfast-closer" in started)
 
 
 def test_a_block_may_be_left_by_another_thread(hf):
-    """A generator that is finished elsewhere, an exit stack that somebody else closes."""
+    """A generator that another thread finishes, an exit stack that another thread closes."""
 
     def inside():
         with hf.lock("a"):
@@ -561,7 +562,7 @@ def test_a_block_may_be_left_by_another_thread(hf):
     assert not hf.locks.inspect("a").held
 
 
-def test_closing_a_client_wakes_its_waiters_and_takes_them_out_of_the_queue(url):
+def test_closing_a_client_wakes_its_waiters_and_removes_them_from_the_queue(url):
     with Client(url) as holder, holder.semaphore("s", permits=1):
         client = Client(url)
         thread, result = in_thread(lambda: client.semaphore("s", permits=1).acquire())
@@ -578,13 +579,13 @@ def test_namespaces_do_not_see_each_other(url):
             assert [info.key for info in one.locks.list()] == ["a"]
 
 
-def test_a_forgotten_lease_is_no_longer_renewed_and_says_so(hf, other):
+def test_a_garbage_collected_lease_is_no_longer_renewed_and_an_event_reports_it(hf, other):
     seen = []
     hf.events.subscribe(lambda event: seen.append(event.name))
     with pytest.warns(ResourceWarning, match="dropped"):
         hf.lock("a", ttl=2).acquire()
         gc.collect()
-    eventually(lambda: "lease_neglected" in seen)  # with the next heartbeat, unless its time was over before
+    eventually(lambda: "lease_neglected" in seen)  # with the next heartbeat, unless it had expired before
     eventually(lambda: "lease_lost" in seen)
     with other.lock("a", wait=10):
         pass
@@ -599,8 +600,8 @@ def test_a_lease_whose_thread_has_ended_is_no_longer_renewed(hf):
     assert lease.lost.is_set()
 
 
-def test_the_gate_opens_when_a_lease_is_lost(hf, monkeypatch):
-    monkeypatch.setattr(taking, "RECHECK_SECONDS", 60.0)  # not because somebody looked around
+def test_the_next_local_caller_continues_when_a_lease_is_lost(hf, monkeypatch):
+    monkeypatch.setattr(taking, "RECHECK_SECONDS", 60.0)  # not because of a periodic check
     lease = run_in_thread(lambda: hf.lock("a", ttl=0.3).acquire())
     _, result = in_thread(lambda: hf.lock("a").acquire())
     eventually(lambda: result)
@@ -656,8 +657,8 @@ def test_lock_delay_keeps_the_key_closed_after_an_abnormal_loss(hf, other):
     assert other.lock("a").try_acquire() is None, "closed, although nobody holds it"
 
 
-def test_who_is_told_of_a_loss_may_take_the_lock_again_at_once(url):
-    """The news reaches the waiting thread before the gate is opened; it is no reason to refuse it."""
+def test_a_caller_notified_of_a_loss_may_acquire_the_lock_again_at_once(url):
+    """The waiting thread is notified before the local queue is updated; its acquire must not be refused."""
     with Client(url) as client:
         lock = client.lock("k", ttl=30)
         lease = lock.acquire()

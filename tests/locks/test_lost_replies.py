@@ -28,7 +28,7 @@ def hf(plan, url):
         yield client
 
 
-def test_of_an_acquire_the_caller_gets_its_own_lock(hf, plan):
+def test_lost_reply_of_an_acquire_the_caller_gets_its_own_grant(hf, plan):
     plan.lose_reply_of = Acquire
     with hf.lock("a", wait=5) as lease:
         info = hf.locks.inspect("a")
@@ -38,7 +38,7 @@ def test_of_an_acquire_the_caller_gets_its_own_lock(hf, plan):
     assert not hf.locks.inspect("a").held
 
 
-def test_of_an_acquire_that_tries_once_it_is_asked_again_before_anything_is_decided(hf, plan):
+def test_lost_reply_of_a_single_try_the_command_is_sent_again_before_it_returns(hf, plan):
     plan.lose_reply_of = Acquire
     lease = hf.lock("a").try_acquire()
     assert lease is not None
@@ -47,7 +47,7 @@ def test_of_an_acquire_that_tries_once_it_is_asked_again_before_anything_is_deci
     lease.release()
 
 
-def test_of_a_release_the_lock_is_free(hf, plan):
+def test_lost_reply_of_a_release_the_lock_is_free(hf, plan):
     lease = hf.lock("a").acquire()
     plan.lose_reply_of = Release
     lease.release()
@@ -56,7 +56,7 @@ def test_of_a_release_the_lock_is_free(hf, plan):
     assert not lease.lost.is_set()
 
 
-def test_of_a_renewal_the_lease_lives_on(hf, plan):
+def test_lost_reply_of_a_renewal_the_lease_is_kept(hf, plan):
     with hf.lock("a", ttl=3, renew_every=0.3) as lease:
         before = lease.expires_at
         plan.lose_reply_of = Renew
@@ -65,7 +65,7 @@ def test_of_a_renewal_the_lease_lives_on(hf, plan):
         lease.check()
 
 
-def test_of_an_explicit_renewal_it_is_sent_again(hf, plan):
+def test_lost_reply_of_an_explicit_renewal_the_command_is_sent_again(hf, plan):
     with hf.lock("a", ttl=60) as lease:
         plan.lose_reply_of = Renew
         before = lease.expires_at
@@ -74,7 +74,7 @@ def test_of_an_explicit_renewal_it_is_sent_again(hf, plan):
         assert lease.expires_at > before
 
 
-def test_of_a_transfer_there_is_one_successor(hf, plan):
+def test_lost_reply_of_a_transfer_there_is_one_new_holder(hf, plan):
     lease = hf.lock("a").acquire()
     plan.lose_reply_of = Transfer
     successor = lease.transfer("bob")
@@ -84,7 +84,7 @@ def test_of_a_transfer_there_is_one_successor(hf, plan):
     successor.release()
 
 
-def test_of_an_abandon_the_place_in_the_queue_is_free(hf, plan, url):
+def test_lost_reply_of_an_abandon_the_position_in_the_queue_is_removed(hf, plan, url):
     with hf.semaphore("s", permits=1):
         plan.lose_reply_of = Abandon
         with pytest.raises(LockTimeout):
@@ -93,7 +93,7 @@ def test_of_an_abandon_the_place_in_the_queue_is_free(hf, plan, url):
         assert not hf.locks.inspect("s").waiters
 
 
-def test_of_an_abandon_that_nobody_waits_for_it_is_sent_again(plan, url):
+def test_lost_reply_of_an_abandon_without_a_waiting_caller_the_command_is_sent_again(plan, url):
     async def main():
         async with AsyncClient(url) as hf, hf.semaphore("s", permits=1):
             task = asyncio.create_task(hf.semaphore("s", permits=1).acquire())
@@ -112,7 +112,7 @@ def test_of_an_abandon_that_nobody_waits_for_it_is_sent_again(plan, url):
     assert plan.count(Abandon) >= 1
 
 
-def test_of_a_forced_release_it_is_told_and_not_repeated_by_itself(hf, plan):
+def test_lost_reply_of_a_forced_release_is_an_error_and_the_command_is_not_repeated(hf, plan):
     lease = hf.lock("a").acquire()
     plan.lose_reply_of = ForceRelease
     with pytest.raises(StoreUnavailable) as caught:
@@ -125,7 +125,7 @@ def test_of_a_forced_release_it_is_told_and_not_repeated_by_itself(hf, plan):
 
 
 @pytest.mark.parametrize("kind", [Inspect, ListLocks, Cleanup])
-def test_of_a_read_or_a_cleanup_it_is_asked_again(hf, plan, kind):
+def test_lost_reply_of_a_read_or_a_cleanup_the_command_is_sent_again(hf, plan, kind):
     plan.lose_reply_of = kind
     if kind is Inspect:
         assert hf.locks.inspect("a").holders == ()
@@ -136,7 +136,7 @@ def test_of_a_read_or_a_cleanup_it_is_asked_again(hf, plan, kind):
     assert plan.lost == [kind.__name__]
 
 
-def test_a_store_that_never_answers_is_told_and_nothing_is_left(hf, plan):
+def test_a_store_that_never_responds_is_an_error_and_nothing_is_left(hf, plan):
     plan.refuse = Acquire
     with pytest.raises(StoreUnavailable) as caught:
         hf.lock("a").acquire(wait=0.3)
@@ -159,12 +159,12 @@ def test_three_renewals_in_a_row_that_fail_lose_the_lease(hf, plan):
     hf.locks.force_release("a", reason="test")
 
 
-def test_a_store_that_hangs_does_not_delay_the_news_of_a_loss(hf, plan):
+def test_a_store_that_hangs_does_not_delay_the_notification_of_a_loss(hf, plan):
     told, release = [], threading.Event()
     lease = hf.lock("a", ttl=0.5, on_lost=told.append).acquire()
     plan.before = lambda commands: release.wait(20) if any(isinstance(c, Renew) for c in commands) else None
     try:
-        eventually(lambda: told)  # at its deadline, while the renewal is still under way
+        eventually(lambda: told)  # at its deadline, while the renewal is still in progress
         assert not release.is_set()
         assert lease.lost.is_set()
     finally:

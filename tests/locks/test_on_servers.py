@@ -1,4 +1,5 @@
-"""What is promised between processes on a real server, each in its smallest scene. The crowds are in tests/chaos."""
+"""Promises between processes on a real server, each in its smallest case. Tests with many processes are in
+tests/chaos."""
 
 from __future__ import annotations
 
@@ -77,8 +78,8 @@ def started():
             pipe.close()
 
 
-def test_a_release_wakes_the_next_in_line_in_another_process(url, started):
-    """The first hand-over is not timed: it may be that the other one is about to subscribe."""
+def test_a_release_wakes_the_next_waiter_in_another_process(url, started):
+    """The first hand-over is not timed: the other process may not have subscribed yet."""
     seconds = []
     with Client(url) as hf:
         lock = hf.lock("turns", wait=LIMIT)
@@ -99,7 +100,7 @@ def test_a_release_wakes_the_next_in_line_in_another_process(url, started):
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="clocks are moved by a library that is for Linux only")
 @pytest.mark.parametrize("hours", [1, -1])
-def test_the_clock_of_a_client_neither_ends_nor_stretches_a_lease(url, started, hours):
+def test_the_clock_of_a_client_neither_shortens_nor_prolongs_a_lease(url, started, hours):
     with SkewedClock(hours * 3_600) as clock, Client(url) as hf:
         with hf.lock("mine", ttl=30) as lease:
             answer, wall = started(PASSER_BY, url, "mine", 30, clock=clock).stdout.readline().split()
@@ -117,7 +118,7 @@ def test_the_clock_of_a_client_neither_ends_nor_stretches_a_lease(url, started, 
 
 @pytest.fixture
 def rows(tmp_path):
-    """The address of a store on PostgreSQL, and an operator's session with it."""
+    """The address of a store on PostgreSQL, and a session of an operator."""
     url = providers.url("postgres", tmp_path)
     with closing(psycopg.connect(url.partition("?")[0])) as session:
         yield url, session
@@ -134,7 +135,7 @@ def test_tokens_rise_on_postgres_although_the_row_was_deleted(rows):
             assert after.token > before.token
 
 
-def test_a_row_that_somebody_holds_costs_no_other_lease_of_the_same_client(rows):
+def test_a_locked_row_costs_no_other_lease_of_the_same_client(rows):
     """For three times the ttl, in the middle of the same heartbeats."""
     url, session = rows
     ttl = 1.5
@@ -152,8 +153,8 @@ def test_a_row_that_somebody_holds_costs_no_other_lease_of_the_same_client(rows)
 
 
 @pytest.mark.parametrize("url", ["postgresql://127.0.0.1:1/db", "redis://127.0.0.1:1/0"])
-def test_what_never_reached_a_server_is_not_given_back(url):
-    """Or every failed call of an outage would go on complaining, once a second, for as long as its ttl."""
+def test_a_command_that_never_reached_a_server_is_not_abandoned(url):
+    """Otherwise every failed call of an outage would log an error once a second for its whole ttl."""
     told = []
     with Client(url) as hf:
         hf.events.subscribe(lambda event: told.append(event.name))
@@ -166,8 +167,9 @@ def test_what_never_reached_a_server_is_not_given_back(url):
 
 
 @pytest.mark.parametrize("kind", ["postgres", "valkey"])
-def test_a_server_that_stands_still_is_asked_once_more_and_then_given_up(kind, tmp_path, monkeypatch):
-    """However long its silence: one who waits for nothing must not wait for five silences in a row."""
+def test_a_paused_server_is_tried_once_more_and_then_given_up(kind, tmp_path, monkeypatch):
+    """However long the server does not respond: a caller that does not wait must not wait for five timeouts in a
+    row."""
     monkeypatch.setattr(flows, "RESEND_FOR", 0.1)
     option = {"postgres": "timeout", "valkey": "socket_timeout"}[kind]
     address = providers.url(kind, tmp_path)

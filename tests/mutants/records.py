@@ -11,9 +11,9 @@ VALKEY = "tests/stores/test_conformance.py::TestValkey::"
 SQLITE = "tests/stores/test_conformance.py::TestSqlite::"
 MEMORY = "tests/stores/test_conformance.py::TestMemory::"
 QUESTIONED = "tests/stores/test_executor.py::TestQuestioned::"
-SWAP = "tests/stores/test_redis_swap.py::test_what_somebody_else_has_changed_meanwhile_is_decided_anew"
+SWAP = "tests/stores/test_redis_swap.py::test_a_decision_is_repeated_when_another_client_changed_its_data"
 DUE = "test_records_that_are_due_are_found_by_their_time"
-UNREADABLE = "test_a_record_that_cannot_be_read_is_refused_by_name_and_left_as_it_is"
+UNREADABLE = "test_an_unreadable_record_is_refused_by_name_and_left_unchanged"
 VIEW, DECISIONS = "stores/batch_view.py", "stores/decisions.py"
 
 OF_TYPES = [
@@ -29,25 +29,25 @@ OF_TYPES = [
         "rules/record_type.py",
         '            self.decode("", text)\n',
         "            pass\n",
-        (TYPE + "test_what_could_not_be_read_again_is_not_stored",),
+        (TYPE + "test_a_record_that_could_not_be_read_back_is_not_stored",),
     ),
     Mutant(
         "two types share a name",
         "rules/record_type.py",
         "        if known is not None and known.struct.__qualname__ != struct.__qualname__:\n",
         "        if False:\n",
-        (TYPE + "test_one_name_is_one_type",),
+        (TYPE + "test_a_name_can_be_used_for_one_type_only",),
     ),
 ]
 """These need no store."""
 
 OF_RECORDS = [
     Mutant(
-        "a bad command takes those about the same record along",
+        "a bad command fails the others about the same record",
         "stores/records.py",
         "        return _decided_apart(type, before, commands, now)\n",
         "        return None, [failed(command, ValueError()) for command in commands]\n",
-        (MEMORY + "test_what_cannot_be_stored_fails_alone",),
+        (MEMORY + "test_a_value_that_cannot_be_stored_fails_alone",),
     ),
     Mutant(
         "a record is encoded for each command of a batch",
@@ -57,7 +57,7 @@ OF_RECORDS = [
         (RECORDS + "TestTrips::test_many_commands_about_one_record_are_one_read_and_one_write",),
     ),
     Mutant(
-        "a record is read in a trip of its own",
+        "a record is read in a separate round trip",
         "stores/footprint.py",
         "        yield RecordAt(command.record_type.name, command.key)\n",
         "        yield from ()\n",
@@ -78,18 +78,18 @@ OF_RECORDS = [
         (QUESTIONED + "test_a_command_about_runs_changes_a_run_and_a_record_in_one_step",),
     ),
     Mutant(
-        "records that cannot be read hide those that are due after them",
+        "unreadable records hide due records after them",
         DECISIONS,
         "(listed_record(command.kind, *one) for one in texts) if not item.error]",
         "(listed_record(command.kind, *one) for one in texts)]",
-        (QUESTIONED + "test_records_that_cannot_be_read_do_not_hide_those_that_are_due_after_them",),
+        (QUESTIONED + "test_unreadable_records_do_not_hide_due_records_after_them",),
     ),
     Mutant(
-        "nobody is told where nothing was changed",
+        "hints are not sent if nothing was changed",
         "stores/executor.py",
         " and not (changing and decisions.woken):\n",
         ":\n",
-        (VALKEY + "test_those_that_a_command_hints_at_are_told_also_where_nothing_changes",),
+        (VALKEY + "test_hints_of_a_command_are_sent_even_if_no_record_changes",),
     ),
     Mutant(
         "a record is written over another's write on Redis",
@@ -117,29 +117,29 @@ OF_RECORDS = [
         "stores/redis/reading.py",
         '        raise TypeError("it contains bytes that are not valid UTF-8")\n    return text\n',
         "        return None\n    return text\n",
-        (RECORDS + "TestRedis::test_what_is_no_record_in_its_place_is_refused_and_left_alone[valkey-set]",),
+        (RECORDS + "TestRedis::test_another_value_at_the_key_of_a_record_is_refused_and_unchanged[valkey-set]",),
     ),
     Mutant(
-        "a record whose row is taken is read as absent",
+        "a record whose row is locked is read as absent",
         "stores/postgresql/answers.py",
         "            self._answers.append((one, self._free(one, found.get(one))))\n",
         "            mine = one in self._owned or one not in self._changing\n"
         "            self._answers.append((one, found.get(one) if mine else None))\n",
-        (RECORDS + "TestPostgres::test_a_row_that_somebody_keeps_locked_delays_its_own_commands_alone",),
+        (RECORDS + "TestPostgres::test_a_locked_row_delays_only_its_own_commands",),
     ),
     Mutant(
         "a record is written though its row is not locked",
         "stores/postgresql/answers.py",
         "            self._answers.append((one, self._free(one, found.get(one))))\n",
         "            self._owned.add(one)\n            self._answers.append((one, found.get(one)))\n",
-        (RECORDS + "TestPostgres::test_a_change_that_another_transaction_is_making_is_not_written_over",),
+        (RECORDS + "TestPostgres::test_a_change_of_an_open_transaction_is_not_overwritten",),
     ),
     Mutant(
         "hints without a grant do not reach waiters of the same process on PostgreSQL",
         "stores/postgresql/store.py",
         "any(outcome.woken or outcome.hinted for outcome in outcomes)",
         "any(outcome.woken for outcome in outcomes)",
-        (POSTGRES + "test_those_that_a_command_hints_at_are_told_also_where_nothing_changes",),
+        (POSTGRES + "test_hints_of_a_command_are_sent_even_if_no_record_changes",),
     ),
     Mutant(
         "a record on PostgreSQL keeps its first due time",

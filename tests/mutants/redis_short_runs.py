@@ -6,11 +6,11 @@ from .runner import Mutant
 
 HERE = "tests/stores/test_redis_short_runs.py::"
 RUNS = "stores/redis/lua/runs.lua"
-TWO_TRIPS = "tests/stores/test_work.py::TestRedis::test_ends_of_runs_that_others_wait_for_are_two_trips[valkey]"
+TWO_TRIPS = "tests/stores/test_work.py::TestRedis::test_ends_of_runs_with_a_queue_are_two_round_trips[valkey]"
 
 
 def _case(name: str) -> str:
-    return f"{HERE}test_the_native_form_answers_and_stores_what_the_rules_do[valkey-{name.replace(' ', '-')}]"
+    return f"{HERE}test_the_native_form_has_the_outcomes_and_records_of_the_rules[valkey-{name.replace(' ', '-')}]"
 
 
 def _mutant(name: str, old: str, new: str, *cases: str) -> Mutant:
@@ -44,17 +44,17 @@ REDIS_SHORT_RUNS = [
         RUNS,
         "if (operation == START or operation == FINISH) and not any then",
         "if false then",
-        (HERE + "test_a_plain_start_and_a_plain_end_are_one_trip_each[valkey]",),
+        (HERE + "test_a_plain_start_and_a_plain_end_are_one_round_trip_each[valkey]",),
     ),
     Mutant(
-        "a native start goes into what was left of another run",
+        "a native start writes over the remains of another run",
         RUNS,
         '        and redis.pcall("EXISTS", run, journal, BASE .. "inbox:" .. key) == 0\n',
         '        and redis.pcall("EXISTS", run) == 0\n',
-        (HERE + "test_a_start_into_what_was_left_of_another_run_is_left_to_the_rules[valkey-journal:r]",),
+        (HERE + "test_a_start_over_the_remains_of_another_run_is_left_to_the_rules[valkey-journal:r]",),
     ),
     _mutant(
-        "a native start does not look for limits",
+        "a native start does not check limits",
         '        and (terms == false or terms == "{}")\n',
         "",
         "a start under a limit",
@@ -66,7 +66,7 @@ REDIS_SHORT_RUNS = [
         "a start for a worker that gives its lease back in the same batch",
     ),
     _mutant(
-        "a native start does not look at the lease",
+        "a native start does not check the lease",
         "      if owner == worker and tonumber(ends) > now\n",
         "      if true\n",
         "a start for a worker that gives its lease back in the same batch",
@@ -84,13 +84,13 @@ REDIS_SHORT_RUNS = [
         "an end elsewhere",
     ),
     _mutant(
-        "a native end overlooks events",
+        "a native end ignores events",
         "and posted <= command[7] and",
         "and",
         "an end with an event",
     ),
     _mutant(
-        "a native end tells no parent",
+        "a native end sends no event to the parent",
         "key = true, started_at",
         "parent = true, key = true, started_at",
         "an end of a child",
@@ -108,7 +108,7 @@ REDIS_SHORT_RUNS = [
         "an end of a run with a lock",
     ),
     _mutant(
-        "a native end tells nobody who watches",
+        "a native end does not notify clients that wait for the end",
         "key = true, started_at",
         "watchers = true, key = true, started_at",
         "an end that somebody watches",

@@ -5,13 +5,13 @@ from __future__ import annotations
 from .runner import Mutant
 
 RUN_FAULTS = "tests/stores/test_redis_run_faults.py::"
-SWAP = "tests/stores/test_redis_swap.py::test_what_somebody_else_has_changed_meanwhile_is_decided_anew"
+SWAP = "tests/stores/test_redis_swap.py::test_a_decision_is_repeated_when_another_client_changed_its_data"
 SWAPS = "tests/stores/test_redis_swap.py::"
 WRITING = "stores/redis/writing.py"
 
 
 def _unchecked(name: str, what: str, case: str) -> Mutant:
-    """One of the questions is asked and decided on, and not compared again."""
+    """One of the questions is read and used in a decision, and not compared again."""
     return Mutant(
         name,
         WRITING,
@@ -23,14 +23,14 @@ def _unchecked(name: str, what: str, case: str) -> Mutant:
 
 REDIS_SWAP = [
     _unchecked(
-        "a start does not compare the number of those who were let in",
+        "a start does not compare the number of admitted runs",
         "GroupSize",
         "the number of those who were let in",
     ),
-    _unchecked("a start does not compare the terms", "LimitsOf", "the terms"),
+    _unchecked("a start does not compare the limits", "LimitsOf", "the terms"),
     _unchecked("a start does not compare its key", "RunByKey", "a run with the same key"),
     _unchecked(
-        "new terms do not compare the places that are crowded",
+        "newly published limits do not compare the limit keys with a queue",
         "QueuedLimitKeys",
         "a place where somebody begins to wait",
     ),
@@ -38,7 +38,7 @@ REDIS_SWAP = [
     _unchecked("a lock is written over another's write", "LockByKey", "a lock"),
     _unchecked("an end does not compare the first of the queue", "Members", "the first of a queue"),
     _unchecked(
-        "a worker that goes does not compare its runs",
+        "the removal of a worker does not compare its runs",
         "RunsOf",
         "a worker that goes is given another run",
     ),
@@ -63,7 +63,7 @@ REDIS_SWAP = [
         (SWAP + "[valkey-the-fence-of-a-run]",),
     ),
     Mutant(
-        "a claim does not compare who is enlisted",
+        "a claim does not compare the registered workers",
         "stores/swap.py",
         "if not moved and isinstance(question, RegisteredWorkers):",
         "if isinstance(question, RegisteredWorkers):",
@@ -77,11 +77,11 @@ REDIS_SWAP = [
         (SWAP + "[valkey-the-lease-of-the-worker-ends]",),
     ),
     Mutant(
-        "an event is posted anew for every worker that comes",
+        "an event is posted again for every new worker",
         "stores/swap.py",
         "if not moved and isinstance(question, RegisteredWorkers):",
         "if moved and isinstance(question, RegisteredWorkers):",
-        (SWAPS + "test_what_was_only_asked_for_hints_may_change_meanwhile[valkey]",),
+        (SWAPS + "test_data_that_is_read_for_hints_only_may_change_meanwhile[valkey]",),
     ),
     Mutant(
         "the script writes whatever has changed",
@@ -91,35 +91,35 @@ REDIS_SWAP = [
         (SWAP,),
     ),
     Mutant(
-        "a run is another one where the server tells its fields in another order",
+        "a run whose fields are returned in another order counts as changed",
         "stores/redis/lua/write.lua",
         ' and not (command[1] == "HGETALL" and same_hash(reply, read)) then',
         " then",
-        (SWAPS + "test_a_run_whose_fields_are_told_in_another_order_is_the_same_run[valkey]",),
+        (SWAPS + "test_the_order_of_a_runs_fields_does_not_matter[valkey]",),
     ),
     Mutant(
         "a hash with as many fields is the same hash",
         "stores/redis/lua/write.lua",
         "    if values[one[place]] ~= one[place + 1] then\n",
         "    if false then\n",
-        (SWAPS + "test_a_run_whose_fields_are_told_in_another_order_is_the_same_run[valkey]",),
+        (SWAPS + "test_the_order_of_a_runs_fields_does_not_matter[valkey]",),
     ),
     Mutant(
         "an old decision is written",
         "stores/redis/lua/write.lua",
         "local STALE = 30000000\n",
         "local STALE = 30000000000\n",
-        (SWAPS + "test_a_decision_that_is_half_a_minute_old_is_made_anew[valkey]",),
+        (SWAPS + "test_a_decision_that_is_half_a_minute_old_is_repeated[valkey]",),
     ),
     Mutant(
-        "what was asked is not remembered for the comparison",
+        "the read data is not kept for the comparison",
         "stores/batch_view.py",
         "        self.asked |= self._asked\n",
         "",
         (SWAP,),
     ),
     Mutant(
-        "what was written by another is taken for written by this client",
+        "a write of another client is taken for one of this client",
         "stores/redis/record_source.py",
         "        if failed:\n",
         "        if failed and False:\n",
@@ -130,7 +130,7 @@ REDIS_SWAP = [
         "stores/redis/record_source.py",
         "    if isinstance(value, bytes):\n        return msgspec.Raw",
         "    if value is NotImplemented:\n        return msgspec.Raw",
-        (RUN_FAULTS + "test_a_run_that_is_no_text_does_not_hide_those_that_are_due_after_it[valkey]",),
+        (RUN_FAULTS + "test_a_run_that_is_no_text_does_not_hide_due_runs_after_it[valkey]",),
     ),
     Mutant(
         "the fast path answers after a declined command on the same lock",
@@ -144,13 +144,13 @@ REDIS_SWAP = [
         "stores/redis/fast_path.py",
         "            left_out.add(command.key)  # type: ignore[attr-defined]\n",
         "            pass\n",
-        (SWAPS + "test_what_goes_to_the_fast_path_waits_for_what_does_not[valkey]",),
+        (SWAPS + "test_commands_of_the_fast_path_wait_for_earlier_commands_of_the_rules[valkey]",),
     ),
     Mutant(
-        "the fast path records before a declined hand-over has told the run",
+        "the fast path records before a declined hand-over has written its event",
         "stores/redis/lua/entries.lua",
         "if operation == RECORD and not any then",
         "if operation == RECORD then",
-        (SWAPS + "test_entries_after_a_hand_over_to_their_run_are_told_of_it[valkey]",),
+        (SWAPS + "test_entries_after_an_offer_to_their_run_return_its_event[valkey]",),
     ),
 ]

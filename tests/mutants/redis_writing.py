@@ -5,14 +5,14 @@ from __future__ import annotations
 from .runner import Mutant
 
 SUITE = "tests/stores/test_conformance.py::TestValkey::"
-RUN_HISTORY = SUITE + "test_a_random_history_of_runs_has_the_answers_that_the_rules_say[0]"
+RUN_HISTORY = SUITE + "test_a_random_history_of_runs_has_the_outcomes_of_the_rules[0]"
 RUNS = "tests/stores/test_redis_runs.py::"
 RUN_FAULTS = "tests/stores/test_redis_run_faults.py::"
-CROWDS = "tests/stores/test_redis_run_load.py::"
+RUN_LOAD = "tests/stores/test_redis_run_load.py::"
 SCRIPT = "tests/stores/test_redis_script.py::"
 WRITING, CODEC, READING = "stores/redis/writing.py", "stores/redis/codec.py", "stores/redis/reading.py"
-DAMAGED = RUN_FAULTS + "test_whatever_is_damaged_in_a_run_is_refused_and_left_alone"
-INDEXES = RUNS + "test_every_index_says_what_the_runs_say[valkey-0]"
+DAMAGED = RUN_FAULTS + "test_any_damage_in_a_run_is_refused_and_unchanged"
+INDEXES = RUNS + "test_every_index_matches_the_runs[valkey-0]"
 TOO_LARGE = RUNS + "test_numbers_that_are_too_large_or_not_whole_are_refused[valkey]"
 
 REDIS_WRITING = [
@@ -35,14 +35,14 @@ REDIS_WRITING = [
         WRITING,
         '                removals.append(["HDEL", layout.workers, name])\n',
         "                pass\n",
-        (INDEXES, SUITE + "test_a_worker_that_goes_leaves_its_runs_without_a_death"),
+        (INDEXES, SUITE + "test_runs_of_a_worker_that_closes_do_not_count_a_crash"),
     ),
     Mutant(
         "an idempotency key is forgotten",
         WRITING,
         '            additions.append(["HSET", layout.by_key, run_key_name(workflow, key), run])\n',
         "            pass\n",
-        (SUITE + "test_a_start_with_a_known_idempotency_key_is_answered_with_that_run",),
+        (SUITE + "test_a_start_with_a_known_idempotency_key_returns_the_existing_run",),
     ),
     Mutant(
         "the key of an event is forgotten",
@@ -66,11 +66,11 @@ REDIS_WRITING = [
         (RUN_HISTORY,),
     ),
     Mutant(
-        "a damaged run hides those that are due after it",
+        "a damaged run hides due runs after it",
         WRITING,
         '                additions.append(["ZADD", name, score(until), member])\n',
         "                pass\n",
-        (RUN_FAULTS + "test_a_damaged_run_does_not_hide_those_that_are_due_after_it[valkey]",),
+        (RUN_FAULTS + "test_a_damaged_run_does_not_hide_due_runs_after_it[valkey]",),
     ),
     Mutant(
         "a slot without a value is stored as an empty text",
@@ -115,7 +115,7 @@ REDIS_WRITING = [
         (DAMAGED + "[valkey-status-dancing]",),
     ),
     Mutant(
-        "a run may have a fence that Lua cannot count",
+        "a run may have a fence beyond the precision of Lua",
         CODEC,
         "msgspec.json.Decoder(_WITHIN.get(_HINTS[name], _HINTS[name]))",
         "msgspec.json.Decoder(_HINTS[name])",
@@ -133,7 +133,7 @@ REDIS_WRITING = [
         "stores/redis/record_source.py",
         "        except (msgspec.MsgspecError, UnicodeError):  # a reply contains something that is not text\n",
         "        except ZeroDivisionError:  # a reply contains something that is not text\n",
-        (SCRIPT + "test_what_is_no_text_is_refused_by_name_and_left_alone",),
+        (SCRIPT + "test_a_value_that_is_no_text_is_refused_by_name_and_unchanged",),
     ),
     Mutant(
         "a run is started into the journal of another",
@@ -143,32 +143,32 @@ REDIS_WRITING = [
         (RUN_FAULTS + "test_a_journal_without_its_run_is_not_written_to[valkey]",),
     ),
     Mutant(
-        "one thing in the place of a record costs the batch",
+        "a foreign value at the key of a record fails the batch",
         READING,
         'if "WRONGTYPE" in reason\n                        else ReadRefused(reason)',
         "if reason is None\n                        else ReadRefused(reason)",
-        (SCRIPT + "test_what_is_not_ours_in_the_place_of_a_record_is_left_alone[valkey]",),
+        (SCRIPT + "test_a_foreign_value_at_the_key_of_a_record_is_unchanged[valkey]",),
     ),
     Mutant(
-        "a driver is told again of what it has seen",
+        "a driver gets events again that it has seen",
         READING,
         "str(max(0, question.after))",
         '"0"',
-        (RUN_FAULTS + "test_a_driver_who_adds_entries_is_told_of_what_came_meanwhile[valkey]",),
+        (RUN_FAULTS + "test_a_driver_that_adds_entries_gets_the_events_that_arrived_meanwhile[valkey]",),
     ),
     Mutant(
-        "a replica is looked at in the long way",
+        "a replica is read by the rules",
         "stores/redis/lua/read.lua",
         'if ARGV[3] == "1" then',
         "if false then",
-        ("tests/stores/test_redis_faults.py::test_a_look_at_a_replica_is_refused_whatever_the_way[valkey-long]",),
+        ("tests/stores/test_redis_faults.py::test_a_read_from_a_replica_is_refused_on_every_path[valkey-long]",),
     ),
     Mutant(
-        "a grant that took the long way is told to nobody",
+        "a grant decided by the rules is not hinted",
         "stores/redis/lua/write.lua",
         'redis.pcall("PUBLISH", message[1], message[2])',
         'redis.pcall("ECHO", message[2])',
-        ("tests/stores/test_redis_subscribe.py::test_a_grant_that_takes_the_long_way_is_told_as_well[valkey]",),
+        ("tests/stores/test_redis_subscribe.py::test_a_grant_decided_by_the_rules_is_hinted_too[valkey]",),
     ),
     Mutant(
         "a name in a command that reads is taken for the time",
@@ -196,13 +196,13 @@ REDIS_WRITING = [
         WRITING,
         'yield from (["HDEL", layout.inbox_keys(run), *some] for some in _chunks(tuple(post.keys)))',
         'yield ["HDEL", layout.inbox_keys(run), *post.keys]',
-        (CROWDS + "test_more_events_with_keys_than_one_command_carries_are_removed_at_once[valkey]",),
+        (RUN_LOAD + "test_more_keyed_events_than_one_redis_command_takes_are_removed_at_once[valkey]",),
     ),
     Mutant(
         "a command that is too long is found out in the middle",
         "stores/redis/lua/write.lua",
         "  if #command > MOST then\n",
         "  if false then\n",
-        (CROWDS + "test_a_command_that_is_too_long_for_a_script_is_refused_before_the_first_write[valkey]",),
+        (RUN_LOAD + "test_a_command_that_is_too_long_for_a_script_is_refused_before_the_first_write[valkey]",),
     ),
 ]

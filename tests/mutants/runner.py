@@ -24,12 +24,12 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "holdfast"
 PATIENCE_SECONDS = 120
 
-HASTE = {"HOLDFAST_TEST_PATIENCE": "4", "HOLDFAST_HISTORIES": "400"}
+SHORT_WAITS = {"HOLDFAST_TEST_PATIENCE": "4", "HOLDFAST_HISTORIES": "400"}
 """Many mutants show as an event that never happens, so tests wait less; some show in one of many histories only."""
 
 PASSED, FAILED = 0, 1
 
-STUMBLES = re.compile(r"(Name|Syntax|Indentation|Import|ModuleNotFound|Attribute|Type|UnboundLocal)Error\b")
+CRASHES = re.compile(r"(Name|Syntax|Indentation|Import|ModuleNotFound|Attribute|Type|UnboundLocal)Error\b")
 
 
 class Mutant(NamedTuple):
@@ -44,14 +44,14 @@ class Useless(Exception):
     """The mutant is invalid: it proves nothing."""
 
 
-class Mother:
+class ForkServer:
     """A process that has imported what all tests import, and forks one child per mutant."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-P", str(Path(__file__).with_name("fork_server.py"))],
             cwd=ROOT,
-            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "400", **HASTE},
+            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "400", **SHORT_WAITS},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -77,10 +77,10 @@ class Mother:
         self._process.communicate()
 
 
-_idle: list[Mother] = []
+_idle: list[ForkServer] = []
 
 
-def dismiss() -> None:
+def end_servers() -> None:
     """End all processes that wait for a mutant."""
     while _idle:
         _idle.pop().end()
@@ -107,9 +107,9 @@ def run_tests(home: Path, nodes: tuple[str, ...]) -> tuple[int, str]:
     """Run some tests against the package in `home`. Returns pytest's exit code and what it printed."""
     options = ["-x", "-rf", "--tb=short", "--assert=plain", "-p", "no:cacheprovider"]
     printed = home / "printed"
-    mother = _idle.pop() if _idle else Mother()
-    code = mother.run(home, [*options, *nodes], printed)
-    _idle.append(mother)
+    server = _idle.pop() if _idle else ForkServer()
+    code = server.run(home, [*options, *nodes], printed)
+    _idle.append(server)
     return code, printed.read_text()
 
 
@@ -128,6 +128,6 @@ def caught(mutant: Mutant, folder: Path) -> bool:
     node, reason = failures[0]
     if not any(node.startswith(expected) for expected in mutant.caught_by):
         raise Useless(f"{mutant.name}: {node} failed, which is not one of its tests")
-    if STUMBLES.match(reason):
+    if CRASHES.match(reason):
         raise Useless(f"{mutant.name}: it does not run far enough to be wrong ({reason}):\n{printed}")
     return True

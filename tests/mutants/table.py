@@ -1,7 +1,7 @@
-"""Every mutant: what it does wrong, where, how, and the tests that must notice.
+"""Mutants of the rules of locks: the fault, its place, and the tests that must detect it.
 
-Add a row for each promise whose loss must not go unnoticed. Choose few, narrow and fast tests: a row should take
-about a second. The old text must occur exactly once in its file, so a row that went stale is an error.
+Add a mutant for each promise whose loss must be detected. Choose few, narrow and fast tests: a mutant should take
+about a second. The old text must occur exactly once in its file, so an outdated mutant is an error.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ OFFERS = "tests/rules/test_offers.py::"
 ENDING = "tests/rules/test_ending.py::"
 TIME = "tests/rules/test_time.py::"
 RECORD = "tests/rules/test_record.py::"
-DEAD = "tests/rules/test_dead_waiters.py::"
+DEAD = "tests/rules/test_passed_over.py::"
 
 
 OR_NOT_HELD = "        if held is None:\n            return out.NotHolder()\n        longer"
@@ -40,37 +40,37 @@ OWNERSHIP = [
         "the owner is not checked",
         "        held = self.holders.get(id)\n        if held is None or (token is None",
         "        held = next(iter(self.holders.values()), None)\n        if held is None or (token is None",
-        ENDING + "test_renew_and_release_by_anyone_else_change_nothing",
+        ENDING + "test_renew_and_release_by_another_attempt_change_nothing",
     ),
     rule(
         "the token is not checked on renew",
         "        held = self._held_by(id, token)\n" + OR_NOT_HELD,
         "        held = self.holders.get(id)\n" + OR_NOT_HELD,
-        ENDING + "test_the_token_of_an_earlier_grant_of_the_same_attempt_is_not_enough",
+        ENDING + "test_the_token_of_an_earlier_grant_of_the_same_attempt_is_refused",
     ),
     rule(
         "the token is not checked on release",
         "        if self._held_by(id, token) is None:",
         "        if id not in self.holders:",
-        ENDING + "test_the_token_of_an_earlier_grant_of_the_same_attempt_is_not_enough",
+        ENDING + "test_the_token_of_an_earlier_grant_of_the_same_attempt_is_refused",
     ),
     rule(
         "any kind may be named without a token",
         'if held is None or (token is None and self.kind != "lease"):',
         "if held is None:",
-        ENDING + "test_only_a_lease_may_be_named_by_its_owner_alone",
+        ENDING + "test_only_a_lease_may_be_renewed_by_its_owners_name_without_a_token",
     ),
     rule(
         "a lease cannot be named by its owner alone",
         'if held is None or (token is None and self.kind != "lease"):',
         "if held is None or token is None:",
-        ENDING + "test_only_a_lease_may_be_named_by_its_owner_alone",
+        ENDING + "test_only_a_lease_may_be_renewed_by_its_owners_name_without_a_token",
     ),
     rule(
         "a renewal revives what has ended",
         "        self.settle()\n        held = self._held_by(id, token)\n" + OR_NOT_HELD,
         "        held = self._held_by(id, token)\n" + OR_NOT_HELD,
-        ENDING + "test_what_has_expired_cannot_be_renewed",
+        ENDING + "test_an_expired_grant_cannot_be_renewed",
     ),
     rule(
         "a renewal of an offer leaves it an offer",
@@ -85,25 +85,25 @@ TOKENS = [
         "a grant does not raise the token",
         "        token = self.next_token\n",
         "        token = max(self.fence, self.now)\n",
-        ACQUIRE + "test_tokens_rise_even_when_the_clock_stands_still_or_falls",
+        ACQUIRE + "test_tokens_rise_even_when_the_clock_stands_still_or_goes_back",
     ),
     rule(
         "a grant does not raise the fence",
         "        self.fence = token\n",
         "",
-        ACQUIRE + "test_tokens_rise_even_when_the_clock_stands_still_or_falls",
+        ACQUIRE + "test_tokens_rise_even_when_the_clock_stands_still_or_goes_back",
     ),
     work(
         "tokens do not follow the clock",
         "return max(fence + 1, now)",
         "return fence + 1",
-        ACQUIRE + "test_the_token_of_a_forgotten_key_is_still_higher_because_it_follows_the_clock",
+        ACQUIRE + "test_the_token_of_a_removed_record_is_still_higher_because_it_follows_the_clock",
     ),
     work(
         "tokens fall with the clock",
         "return max(fence + 1, now)",
         "return now",
-        ACQUIRE + "test_tokens_rise_even_when_the_clock_stands_still_or_falls",
+        ACQUIRE + "test_tokens_rise_even_when_the_clock_stands_still_or_goes_back",
     ),
     work(
         "offers of one step share a token",
@@ -115,13 +115,13 @@ TOKENS = [
         "the floor of a semaphore is the token",
         "token=token, floor=self.floor, since=self.now",
         "token=token, floor=token, since=self.now",
-        ACQUIRE + "test_the_floor_of_a_semaphore_is_the_lowest_living_token",
+        ACQUIRE + "test_the_floor_of_a_semaphore_is_the_lowest_token_of_its_holders",
     ),
     rule(
         "the floor of a renewal is the token",
         "out.Renewed(floor=self.floor",
         "out.Renewed(floor=held.token",
-        ACQUIRE + "test_the_floor_of_a_semaphore_is_the_lowest_living_token",
+        ACQUIRE + "test_the_floor_of_a_semaphore_is_the_lowest_token_of_its_holders",
     ),
     rule(
         "a re-send is granted a new token",
@@ -151,19 +151,19 @@ TOKENS = [
         "cleanup forgets a fence ahead of the clock",
         "and record.fence < now - retention",
         "and abs(now - record.fence) > retention",
-        TIME + "test_a_record_whose_fence_is_ahead_of_the_clock_is_never_forgotten",
+        TIME + "test_a_record_whose_fence_is_ahead_of_the_clock_is_never_removed",
     ),
     rule(
         "cleanup forgets a young fence",
         "        and record.fence < now - retention\n",
         "",
-        TIME + "test_an_empty_record_may_be_forgotten_when_its_fence_is_a_week_behind",
+        TIME + "test_an_empty_record_may_be_removed_when_its_fence_is_a_week_old",
     ),
     rule(
         "cleanup forgets tombstones",
         "        and not record.tombstones\n",
         "",
-        TIME + "test_a_record_in_which_anything_lives_is_never_forgotten",
+        TIME + "test_a_record_with_a_holder_waiter_or_tombstone_is_never_removed",
     ),
 ]
 
@@ -175,22 +175,22 @@ QUEUE = [
         OFFERS + "test_a_release_hands_over_to_the_head_of_the_queue_in_the_same_step",
     ),
     rule(
-        "a newcomer takes what is free while others wait",
+        "a new attempt takes a free permit while others wait",
         "        if not position and me.weight <= self.free",
         "        if me.weight <= self.free",
-        ACQUIRE + "test_a_newcomer_cannot_take_what_is_free_while_others_wait",
+        ACQUIRE + "test_a_new_attempt_cannot_take_a_free_permit_while_others_wait",
     ),
     rule(
         "the last to come is served first",
         "            number=self.next_number if waiting is None",
         "            number=-self.next_number if waiting is None",
-        ACQUIRE + "test_a_waiter_is_told_its_place_and_when_to_look_again",
+        ACQUIRE + "test_a_waiter_gets_its_position_and_the_time_of_its_next_check",
     ),
     rule(
-        "asking again costs the place in the queue",
+        "acquiring again loses the position in the queue",
         "            number=self.next_number if waiting is None else waiting.number,\n",
         "            number=self.next_number,\n",
-        ACQUIRE + "test_asking_again_keeps_the_place_in_the_queue_and_prolongs_it",
+        ACQUIRE + "test_acquiring_again_keeps_the_position_in_the_queue_and_prolongs_it",
     ),
     rule(
         "one permit too many",
@@ -211,34 +211,34 @@ QUEUE = [
         ACQUIRE + "test_a_weight_counts_as_that_many_permits",
     ),
     rule(
-        "nobody is told of an offer",
+        "no waiter is woken by an offer",
         "woken=(*outcome.woken, *self.woken), ",
         "",
         OFFERS + "test_a_release_hands_over_to_the_head_of_the_queue_in_the_same_step",
     ),
     rule(
-        "a refusal keeps quiet about whom it granted to",
+        "a refusal does not list the attempts that its step granted",
         "        if self.woken or self.hinted:\n",
         "        if (self.woken or self.hinted) and not isinstance(outcome, out.Mismatch):\n",
-        OFFERS + "test_every_answer_lists_whom_its_step_granted_to",
+        OFFERS + "test_every_outcome_lists_the_attempts_that_its_step_granted",
     ),
     work(
-        "offers are made where none are wanted",
+        "offers are made although they are switched off",
         "        if not self.offers or self.closed_until:",
         "        if self.closed_until:",
-        OFFERS + "test_without_offers_a_free_permit_waits_for_the_heads_own_acquire",
+        OFFERS + "test_without_offers_a_free_permit_is_taken_by_the_next_acquire_of_the_head_waiter",
     ),
     work(
         "an offer is endless",
         "    ttl, expires_at = waiter.ttl, waiter.expires_at\n",
         "    ttl = expires_at = None\n",
-        OFFERS + "test_an_offer_lives_for_a_second_and_not_for_a_full_ttl",
+        OFFERS + "test_an_offer_lasts_for_a_second_and_not_for_a_full_ttl",
     ),
     work(
-        "an offer lives longer than its waiter would have",
+        "an offer lasts longer than its waiter's position",
         "        expires_at = min(expires_at, now + ttl)\n",
         "        expires_at = now + ttl\n",
-        OFFERS + "test_an_offer_never_outlives_its_waiters_place",
+        OFFERS + "test_an_offer_never_lasts_longer_than_its_waiters_position",
     ),
     rule(
         "an offer stays one after it was confirmed",
@@ -250,7 +250,7 @@ QUEUE = [
         "a try without queueing leaves a waiter behind",
         "        if waiting is not None or (queue and (",
         "        if waiting is not None or self.holders or (queue and (",
-        ACQUIRE + "test_a_refusal_tells_who_holds_and_for_how_long_and_leaves_nothing_behind",
+        ACQUIRE + "test_a_refusal_returns_the_holder_and_its_remaining_time_and_leaves_nothing_behind",
     ),
     rule(
         "an abandon leaves no tombstone",
@@ -262,52 +262,52 @@ QUEUE = [
         "an abandon leaves the waiter in the queue",
         "        elif self.leave(id) is not None:",
         "        elif id in self.waiters:",
-        ENDING + "test_abandoning_a_waiter_takes_it_out_of_the_queue",
+        ENDING + "test_abandoning_a_waiter_removes_it_from_the_queue",
     ),
     rule(
         "a transfer leaves its target in the queue",
         "        self.leave(to_id)\n",
         "",
-        ENDING + "test_a_transfer_takes_its_target_out_of_the_queue",
+        ENDING + "test_a_transfer_removes_its_target_from_the_queue",
     ),
     rule(
-        "a transfer to one who holds is done",
+        "a transfer to a holder is done",
         "        if target is not None:\n            return out.TargetHolds()\n",
         "",
-        ENDING + "test_a_transfer_to_one_who_holds_is_refused",
+        ENDING + "test_a_transfer_to_a_holder_of_the_key_is_refused",
     ),
     rule(
         "a re-send of a transfer is not recognised",
         "        if held is None and target is not None and target.via == id:",
         "        if held is None and target is not None and target.via == to_id:",
-        ENDING + "test_a_resend_of_a_transfer_gets_the_same_answer",
+        ENDING + "test_a_resend_of_a_transfer_gets_the_same_outcome",
     ),
     rule(
-        "a second grant of the giver is taken for a re-send",
+        "a transfer of a second grant is taken for a re-send",
         "        if held is None and target is not None and target.via == id:",
         "        if target is not None and target.via == id:",
-        ENDING + "test_a_second_grant_of_the_giver_is_not_taken_for_a_resend",
+        ENDING + "test_a_transfer_of_a_second_grant_is_not_taken_for_a_resend",
     ),
     rule(
         "a forced release leaves no note",
         "        self.forced = Forced(",
         "        Forced(",
-        ENDING + "test_a_forced_release_puts_everyone_out_and_keeps_who_and_why",
+        ENDING + "test_a_forced_release_removes_all_holders_and_records_who_and_why",
     ),
 ]
 
 SHAPE = [
     rule(
-        "another kind is let in while the key is in use",
+        "another kind is granted while the key is in use",
         "        if self.kind != kind and (self.holders or self.waiting):",
         "        if self.kind != kind and self.waiters:",
         ACQUIRE + "test_another_kind_on_a_key_in_use_is_refused",
     ),
     rule(
-        "another kind is refused for ever",
+        "another kind is refused forever",
         "        if self.kind != kind and (self.holders or self.waiting):",
         "        if self.kind != kind and self.fence:",
-        ACQUIRE + "test_another_kind_on_a_key_that_nobody_uses_is_taken_over",
+        ACQUIRE + "test_an_unused_key_may_change_its_kind",
     ),
     rule(
         "a re-send flips the number of permits",
@@ -319,19 +319,19 @@ SHAPE = [
         "a waiter that can never fit stays at the head",
         "            self.leave(waiter.id)\n            self._never_fits(waiter)\n",
         "            self._never_fits(waiter)\n",
-        ACQUIRE + "test_a_waiter_that_can_no_longer_fit_is_removed_and_told",
+        ACQUIRE + "test_a_waiter_whose_weight_no_longer_fits_is_removed_and_gets_an_error",
     ),
     work(
-        "a waiter that can never fit is not told",
+        "a waiter that can never fit gets no error",
         "            self.leave(waiter.id)\n            self._never_fits(waiter)\n",
         "            self.leave(waiter.id)\n",
-        ACQUIRE + "test_a_waiter_that_can_no_longer_fit_is_removed_and_told",
+        ACQUIRE + "test_a_waiter_whose_weight_no_longer_fits_is_removed_and_gets_an_error",
     ),
     rule(
         "a change of permits is not reported",
         "            permits_before = self.permits if permits != self.permits and self.fence else None\n",
         "",
-        ACQUIRE + "test_more_permits_are_taken_from_the_caller_recorded_and_reported",
+        ACQUIRE + "test_a_higher_number_of_permits_of_a_caller_is_stored_and_reported",
     ),
     rule(
         "a weight that can never fit is queued",
@@ -340,7 +340,7 @@ SHAPE = [
         ACQUIRE + "test_a_weight_above_all_permits_is_refused_at_once",
     ),
     work(
-        "an unchanged record is written anew",
+        "an unchanged record is written again",
         "        ):\n            return before\n        return LockRecord(",
         "        ):\n            pass\n        return LockRecord(",
         ENDING + "test_abandoning_again_in_the_same_instant_changes_nothing_at_all",
@@ -349,16 +349,16 @@ SHAPE = [
 
 CLOCK = [
     work(
-        "a thing lives on at its end",
+        "an entry is still valid at its expiry",
         "    if ends <= now:\n        return None\n",
         "    if ends < now:\n        return None\n",
-        TIME + "test_a_holder_lives_until_just_before_its_end_and_has_ended_at_it",
+        TIME + "test_a_grant_is_valid_until_just_before_its_expiry",
     ),
     work(
         "waiters never expire",
         "            for waiter in _strayed(self.waiters.values(), now):\n",
         "            for waiter in _strayed((), now):\n",
-        TIME + "test_a_waiter_has_ended_when_its_end_is_now",
+        TIME + "test_a_waiter_has_expired_when_its_expiry_is_now",
     ),
     work(
         "tombstones never expire",
@@ -373,34 +373,34 @@ CLOCK = [
         TIME + "test_a_clock_that_jumped_forward_and_back_does_not_lock_for_an_hour",
     ),
     work(
-        "a lock-delay is stretched by a clock step",
+        "a lock-delay is prolonged by a clock step",
         "        until = min(self.closed_until, self.now + self.closed_for)\n",
         "        until = self.closed_until\n",
-        TIME + "test_a_tombstone_and_a_lock_delay_are_lowered_after_a_clock_step_too",
+        TIME + "test_a_tombstone_and_a_lock_delay_are_shortened_after_a_clock_step_too",
     ),
     rule(
         "a waiter's sign of life does not count",
         "            return self._ends_after(ttl)\n        return ends\n",
         "            return ends\n        return ends\n",
-        ACQUIRE + "test_asking_again_keeps_the_place_in_the_queue_and_prolongs_it",
+        ACQUIRE + "test_acquiring_again_keeps_the_position_in_the_queue_and_prolongs_it",
     ),
     work(
         "no record is ever due",
         "            due_at=self.soonest() if self.waiting else None,\n",
         "            due_at=None,\n",
-        TIME + "test_a_record_with_waiters_is_due_at_its_earliest_end",
+        TIME + "test_a_record_with_waiters_is_due_at_its_earliest_expiry",
     ),
     work(
         "a record is due for its holders alone",
         "[*self.holders.values(), *self.waiters.values()]",
         "[*self.holders.values()]",
-        TIME + "test_a_record_with_waiters_is_due_at_its_earliest_end",
+        TIME + "test_a_record_with_waiters_is_due_at_its_earliest_expiry",
     ),
     work(
         "the end of a lock-delay is not due",
         "        if self.closed_until:\n            return min(",
         "        if not self.closed_until:\n            return min(",
-        TIME + "test_the_queue_waits_for_the_lock_delay_and_moves_when_it_is_over",
+        TIME + "test_the_queue_waits_for_the_end_of_the_lock_delay",
     ),
     rule(
         "the lock-delay is not kept",
@@ -412,19 +412,19 @@ CLOCK = [
         "the queue does not wait for the lock-delay",
         "        if not self.offers or self.closed_until:",
         "        if not self.offers:",
-        TIME + "test_the_queue_waits_for_the_lock_delay_and_moves_when_it_is_over",
+        TIME + "test_the_queue_waits_for_the_end_of_the_lock_delay",
     ),
     work(
-        "an offer that nobody confirmed closes the key",
+        "an unconfirmed offer closes the key",
         "            if holder.offered:\n                missed.append(holder)\n            elif holder.delay",
         "            if holder.offered:\n                missed.append(holder)\n            if holder.delay",
-        TIME + "test_there_is_no_lock_delay_after_an_offer_that_nobody_confirmed",
+        TIME + "test_there_is_no_lock_delay_after_an_unconfirmed_offer",
     ),
     work(
         "an offer forgets its lock-delay",
         "        delay=waiter.delay,\n",
         "",
-        TIME + "test_the_lock_delay_of_a_waiter_counts_once_its_offer_is_confirmed",
+        TIME + "test_the_lock_delay_of_a_waiter_applies_once_its_offer_is_confirmed",
     ),
 ]
 
@@ -442,7 +442,7 @@ STORED_FORM = [
         RECORD + "test_unknown_fields_survive_a_round_trip_at_every_level",
     ),
     work(
-        "fields of another version are lost on the way out of the queue",
+        "unknown fields of a waiter are lost with its grant",
         "        unknown=waiter.unknown,\n",
         "",
         RECORD + "test_unknown_fields_survive_the_rules",
@@ -451,13 +451,13 @@ STORED_FORM = [
         "an unreadable record is taken for an empty one",
         "    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:\n",
         "    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:\n        return EMPTY\n",
-        RECORD + "test_what_cannot_be_read_is_refused_by_name_and_never_taken_for_empty",
+        RECORD + "test_an_unreadable_record_is_refused_by_name_and_never_taken_for_empty",
     ),
     codec(
         "an empty text is taken for an empty record",
         "            return _decoder.decode(text)\n",
         "            return _decoder.decode(text) if text else EMPTY\n",
-        RECORD + "test_what_cannot_be_read_is_refused_by_name_and_never_taken_for_empty",
+        RECORD + "test_an_unreadable_record_is_refused_by_name_and_never_taken_for_empty",
     ),
 ]
 

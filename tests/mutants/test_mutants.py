@@ -1,5 +1,7 @@
-"""Each way of getting it wrong is noticed by a test that says so. One test a mutant; the table tells them all."""
+"""Every mutant is caught: one test per mutant, and tests of the mutants themselves and of their runner."""
 
+import ast
+import functools
 import os
 from concurrent.futures import ThreadPoolExecutor
 
@@ -16,16 +18,16 @@ from .postgres import POSTGRES
 from .postgres_runs import POSTGRES_RUNS
 from .records import OF_RECORDS, OF_TYPES
 from .redis import REDIS
-from .run_locks import BELONGINGS, OF_THE_ENGINE
+from .run_locks import LOCKS_OF_RUNS, OF_THE_ENGINE
 from .run_queues import OF_THE_WORKER, RUN_QUEUES
-from .runner import NOT_THE_COPY, PACKAGE, Mutant, Useless, caught, copy_package, dismiss, run_tests
+from .runner import NOT_THE_COPY, PACKAGE, ROOT, Mutant, Useless, caught, copy_package, end_servers, run_tests
 from .servers import SERVERS
 from .sqlite import SQLITE
 from .table import MUTANTS as RULES
 from .workflows import WORKFLOWS
 
-CHEAP = [*RULES, *OF_THE_RULES, *LIMITS, *BELONGINGS, *RUN_QUEUES, *OF_TYPES]
-"""Those of the rules. The others need a client, an engine or a server, and are tried by `make test-mutants`."""
+CHEAP = [*RULES, *OF_THE_RULES, *LIMITS, *LOCKS_OF_RUNS, *RUN_QUEUES, *OF_TYPES]
+"""Mutants of the rules. The others need a client, an engine or a server, and are run by `make test-mutants`."""
 MUTANTS = [
     *CHEAP,
     *ABOVE,
@@ -47,42 +49,59 @@ MUTANTS = [
 ]
 TRIED = MUTANTS if os.environ.get("HOLDFAST_MUTANTS") == "all" else CHEAP
 
-SOUND = "tests/rules/test_acquire.py::test_the_first_to_ask_for_a_free_lock_gets_it"
+SUITE = PACKAGE / "testing/suite"
+SOUND = "tests/rules/test_acquire.py::test_the_first_attempt_to_acquire_a_free_lock_gets_it"
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _nobody_waits_for_mutants_in_the_end():
+def _end_servers_after_the_module():
     yield
-    dismiss()
+    end_servers()
 
 
 @pytest.fixture(scope="module")
 def tried(request, tmp_path_factory):
-    """All the mutants that were asked for, several at once: each is a process of its own."""
+    """All selected mutants, several at once: each is tested in its own process."""
     wanted = [item.callspec.params["mutant"] for item in request.session.items if "tried" in item.fixturenames]
-    with ThreadPoolExecutor(2 * (os.cpu_count() or 1)) as pool:  # many of them only wait for what never comes
+    with ThreadPoolExecutor(2 * (os.cpu_count() or 1)) as pool:  # many of them wait for an event that never comes
         yield {mutant.name: pool.submit(caught, mutant, tmp_path_factory.mktemp("mutant")) for mutant in wanted}
         pool.shutdown(cancel_futures=True)
 
 
 @pytest.mark.parametrize("mutant", TRIED, ids=lambda mutant: mutant.name.replace(" ", "-"))
 def test_mutant_is_caught(mutant, tried):
-    assert tried[mutant.name].result(), f"nobody noticed: {mutant.name}"
+    assert tried[mutant.name].result(), f"not detected: {mutant.name}"
 
 
-def test_every_mutant_has_a_name_of_its_own_and_can_still_be_applied():
+def test_every_mutant_has_a_unique_name_and_can_be_applied():
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
     stale = [one.name for one in MUTANTS if (PACKAGE / one.file).read_text().count(one.old) != 1]
     assert stale == []
     assert [one.name for one in MUTANTS if one.old == one.new or not one.caught_by] == []
 
 
-def test_an_unchanged_copy_passes_so_a_failure_means_something(tmp_path):
+def test_every_test_that_a_mutant_names_exists():
+    shared = set().union(*map(names_in, [*SUITE.glob("*.py"), ROOT / "tests/fencing/suite.py"]))
+    missing = []
+    for node in sorted({node for one in MUTANTS for node in one.caught_by}):
+        file, _, test = node.partition("[")[0].partition("::")
+        if not (ROOT / file).is_file() or (test and test.split("::")[-1] not in names_in(ROOT / file) | shared):
+            missing.append(node)
+    assert missing == []
+
+
+@functools.cache
+def names_in(file):
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    return frozenset(one.name for one in ast.walk(ast.parse(file.read_text())) if isinstance(one, kinds))
+
+
+def test_an_unchanged_copy_of_the_package_passes(tmp_path):
     code, printed = run_tests(copy_package(tmp_path), (SOUND,))
     assert code == 0, printed
 
 
-def test_a_mutant_that_changes_nothing_of_note_is_not_taken_for_caught(tmp_path):
+def test_a_harmless_mutant_is_not_reported_as_caught(tmp_path):
     harmless = Mutant("harmless", "rules/working_record.py", "MAX_TOMBSTONES = 64", "MAX_TOMBSTONES = 65", (SOUND,))
     assert not caught(harmless, tmp_path)
 
@@ -104,7 +123,7 @@ def test_a_mutant_that_proves_nothing_is_an_error(why, old, new, nodes, tmp_path
         caught(Mutant("useless", "rules/working_record.py", old, new, nodes), tmp_path)
 
 
-def test_tests_that_reach_the_original_package_are_not_believed(tmp_path):
-    """An empty folder on the path: the installed package is imported, and that is told."""
+def test_tests_that_import_the_original_package_are_detected(tmp_path):
+    """With an empty folder on the path the installed package is imported, which is reported."""
     code, _ = run_tests(tmp_path, (SOUND,))
     assert code == NOT_THE_COPY

@@ -1,4 +1,4 @@
-"""Mutants of the workflow runtime: what drives a run, what its code sees, who may go on."""
+"""Mutants of the workflow runtime: drivers, replay, recorded entries."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ IO = "tests/workflows/test_io_in_workflows.py::"
 FAILURES = "tests/workflows/test_failures.py::"
 LIMITS = "tests/workflows/test_limits.py::"
 BY_NAME = "tests/workflows/test_starts_by_name.py::"
-NOBODY = "tests/workflows/test_nobody_knows.py::"
+UNKNOWN_WORKFLOWS = "tests/workflows/test_unknown_workflows.py::"
 METHODS = "tests/workflows/test_methods.py::"
 RETRYING = "tests/workflows/test_retrying.py::"
-ALL_TASKS = "test_all_tasks_is_refused_in_workflow_code_with_what_to_write_and_works_everywhere_else"
-OF_ANOTHER_ATTEMPT = "test_a_child_with_an_id_below_one_without_is_refused_in_the_next_attempt_with_what_to_do"
+ALL_TASKS = "test_all_tasks_is_refused_in_workflow_code_and_works_everywhere_else"
+OF_ANOTHER_ATTEMPT = "test_a_grandchild_with_an_explicit_id_below_a_child_without_is_refused_in_the_next_attempt"
 QUERIES = (
     "tests/runtime/test_queries.py::test_a_slow_read_of_an_engine_delays_neither_an_acquire_nor_a_claim_of_its_client"
 )
-BEFORE_ITS_RECORD = "test_a_restarted_run_that_ended_before_its_first_record_still_starts_its_children_anew"
+BEFORE_ITS_RECORD = "test_a_restarted_run_that_ended_before_its_first_record_starts_its_children_again"
 
 WORKFLOWS = [
     Mutant(
@@ -33,7 +33,7 @@ WORKFLOWS = [
         "workflow/recorder.py",
         "        return delivered <= self._durable and max(writes",
         "        return max(writes",
-        (BARRIER + "test_a_step_begins_when_what_was_before_it_is_recorded[memory]",),
+        (BARRIER + "test_a_step_begins_only_when_earlier_results_are_recorded[memory]",),
     ),
     Mutant(
         "a worker that drains begins further steps",
@@ -50,21 +50,21 @@ WORKFLOWS = [
         (MISTAKES + "test_ctx_in_the_body_of_a_step_is_refused[session]",),
     ),
     Mutant(
-        "an exception on the way leaves a run in the air",
+        "an unexpected exception leaves a run without an end",
         "workflow/driver.py",
         "        except Exception as error:  # as above\n            self._fail(error)\n        self._busy = False\n",
         "        except HoldfastError as error:\n            self._fail(error)\n        self._busy = False\n",
-        (MISTAKES + "test_a_fault_of_the_runtime_itself_is_a_failed_run",),
+        (MISTAKES + "test_an_error_in_the_runtime_itself_is_a_failed_run",),
     ),
     Mutant(
-        "a worker that drives nothing never looks for what it was given",
+        "an idle worker never looks for runs that it was given",
         "workflow/worker.py",
         "        worker, driven = self.id, dict(self.drivers)\n",
         "        worker, driven = self.id, dict(self.drivers)\n        if not driven:\n            return\n",
-        (MISTAKES + "test_a_claim_whose_answer_was_lost_is_found_by_a_worker_that_drives_nothing_else[memory]",),
+        (MISTAKES + "test_an_idle_worker_finds_runs_of_a_claim_whose_reply_was_lost[memory]",),
     ),
     Mutant(
-        "two drivers of one fence give their records the same names",
+        "two drivers with one fence give their records the same ids",
         "workflow/recorder.py",
         "self._mark = secrets.token_hex(4)",
         'self._mark = "" and secrets.token_hex(4)',
@@ -75,66 +75,66 @@ WORKFLOWS = [
         "workflow/recorder.py",
         "            self._host.later(RETRY_SECONDS, self._send_again)\n",
         "            pass\n",
-        (BARRIER + "test_a_record_that_found_the_store_away_is_sent_again_and_nothing_is_begun_meanwhile[memory]",),
+        (BARRIER + "test_a_record_is_sent_again_after_an_outage_and_no_step_begins_meanwhile[memory]",),
     ),
     Mutant(
         "a step with other arguments gets the recorded result",
         "workflow/replay.py",
         "        if call.arguments != arguments:\n",
         "        if False:\n",
-        (BARRIER + "test_code_that_does_not_follow_its_history_is_told_both_sides",),
+        (BARRIER + "test_an_error_about_changed_code_shows_the_history_and_the_code",),
     ),
     Mutant(
         "what failed to follow its history leaves entries behind",
         "workflow/recorder.py",
         "if entry is self._kept]\n",
         'if False]\n        self._unsent.append(\'{"kind":"timer","at":1,"number":1}\')\n',
-        (BARRIER + "test_code_that_does_not_follow_its_history_is_told_both_sides",),
+        (BARRIER + "test_an_error_about_changed_code_shows_the_history_and_the_code",),
     ),
     Mutant(
         "sets of tasks are in the order of memory",
         "workflow/loop_futures.py",
         "        return self._number\n",
         "        return id(self)\n",
-        (BARRIER + "test_sets_of_tasks_have_the_same_order_in_every_life[memory]",),
+        (BARRIER + "test_sets_of_tasks_have_the_same_order_in_every_replay[memory]",),
     ),
     Mutant(
-        "a driver that is refused goes on",
+        "a driver whose record was refused continues",
         "workflow/driver.py",
         '        self.leave("refused")\n',
         "        self._recorder._under_way = None\n        self._recorder._durable += 1\n        self._advance()\n",
-        (OWNERSHIP + "test_a_driver_that_is_refused_begins_nothing_more[memory]",),
+        (OWNERSHIP + "test_a_driver_whose_record_was_refused_begins_no_step[memory]",),
     ),
     Mutant(
-        "an event whose hint was lost is never looked for",
+        "an event whose hint was lost is never found",
         "workflow/worker.py",
         "            elif posted > driver.seen:  # the notification was lost\n",
         "            elif False:\n",
         (OWNERSHIP + "test_a_signal_without_a_hint_reaches_a_run_that_is_in_memory[memory]",),
     ),
     Mutant(
-        "a child is told to stop once whether it is answered or not",
+        "a child is cancelled once although the reply was lost",
         "workflow/children.py",
         "                self._host.later(RETRY_SECONDS, lambda: self._cancel(child))\n",
         "                self._unanswered -= 1\n                self._settled()\n",
-        (OWNERSHIP + "test_a_child_is_told_to_stop_although_the_store_is_away_for_a_while",),
+        (OWNERSHIP + "test_a_child_is_cancelled_although_the_store_is_unavailable_for_a_while",),
     ),
     Mutant(
         "a cancelled run does not reach its children",
         "workflow/replay.py",
         "        for child in list(self._children):\n            self.cancel_child(child)\n",
         "",
-        (FLOWS + "test_cancelling_reaches_children_that_nobody_waits_for[memory]",),
+        (FLOWS + "test_cancel_ends_children_that_are_not_awaited[memory]",),
     ),
     Mutant(
-        "chance is another in every life",
+        "random numbers differ in every replay",
         "workflow/replay.py",
         'seed=f"{run.id}:{run.request}:{run.created_at}:{self.attempt}"',
         'seed=f"{id(self)}"',
-        (FLOWS + "test_time_and_chance_are_the_same_in_every_life[memory]",),
+        (FLOWS + "test_time_and_random_numbers_are_the_same_in_every_replay[memory]",),
     ),
     Mutant(
-        "the log speaks on replay",
+        "the log is written on replay",
         "workflow/context.py",
         "        return not logged and super().isEnabledFor(level)\n",
         "        return super().isEnabledFor(level)\n",
@@ -145,7 +145,7 @@ WORKFLOWS = [
         "workflow/driver.py",
         "                self._recorder.append(entry)\n                call.again_at",
         "                call.again_at",
-        (BARRIER + "test_failed_attempts_are_counted_across_lives",),
+        (BARRIER + "test_failed_attempts_are_counted_across_replays",),
     ),
     Mutant(
         "other things are delivered while a transaction has the journal",
@@ -162,67 +162,67 @@ WORKFLOWS = [
         (STATE + "test_a_lost_answer_does_not_change_the_value_twice[memory]",),
     ),
     Mutant(
-        "a state is left as it is because of a value that nobody has seen",
+        "a state is unchanged because of a speculative value",
         "workflow/driver_state.py",
         "        if new is None and not base.fresh:\n",
         "        if False:\n",
-        (STATE + "test_to_leave_a_state_as_it_is_is_decided_by_what_it_is_now",),
+        (STATE + "test_an_update_that_changes_nothing_is_decided_by_the_current_value",),
     ),
     Mutant(
-        "a run keeps its turn at a state for ever",
+        "a run never releases its turn at a state",
         "workflow/driver_state.py",
         "        self._host.later(0, lambda: self._host.turns.leave(address, written))\n",
         "        del address, written\n",
-        (STATE + "test_each_method_does_what_it_does_outside[memory]",),
+        (STATE + "test_each_state_method_has_the_same_result_as_outside_a_run[memory]",),
     ),
     Mutant(
         "a child has an execution of its own",
         "workflow/context_state.py",
         '("execution", self._code.run.root, checked_key(key))',
         '("execution", self._code.run.id, checked_key(key))',
-        (STATE + "test_a_run_shares_its_execution_with_its_children_and_a_session_with_nobody[memory]",),
+        (STATE + "test_execution_state_is_shared_with_children_and_session_state_is_not[memory]",),
     ),
     Mutant(
         "a signal ends the pause between two attempts",
         "workflow/pause.py",
         "        if now < self.entry.again_at:\n",
         "        if False:\n",
-        (ATTEMPTS + "test_a_signal_in_the_pause_does_not_end_it[memory]",),
+        (ATTEMPTS + "test_a_signal_during_the_delay_between_attempts_does_not_end_it[memory]",),
     ),
     Mutant(
         "a cancel in the pause between two attempts is left for the next attempt",
         "workflow/pause.py",
         "        if cancelled:\n",
         "        if False:\n",
-        (ATTEMPTS + "test_a_cancel_in_the_pause_ends_the_run_in_it[memory]",),
+        (ATTEMPTS + "test_a_cancel_during_the_delay_between_attempts_ends_the_run[memory]",),
     ),
     Mutant(
         "the next attempt begins beside the children of the failed one",
         "workflow/pause.py",
         "        if children:\n",
         "        if False:\n",
-        (ATTEMPTS + "test_a_child_that_still_lives_is_cancelled_and_awaited_before_the_next_attempt[memory-False]",),
+        (ATTEMPTS + "test_a_running_child_is_cancelled_and_awaited_before_the_next_attempt[memory-False]",),
     ),
     Mutant(
         "how a child failed in an earlier attempt fails the next one too",
         "workflow/replay.py",
         '                if event.number <= self.earlier and j.read_end(event.payload).status != "completed":\n',
         "                if False:\n",
-        (ATTEMPTS + "test_a_child_that_failed_is_started_anew_with_the_next_attempt[memory-True]",),
+        (ATTEMPTS + "test_a_failed_child_is_started_again_in_the_next_attempt[memory-True]",),
     ),
     Mutant(
         "a completed child runs again under its id in the next attempt",
         "workflow/children.py",
         '    elif child.status == "completed":\n',
         "    elif False:\n",
-        (ATTEMPTS + "test_a_completed_child_with_an_id_of_its_own_gives_its_result_to_the_next_attempt[memory]",),
+        (ATTEMPTS + "test_a_completed_child_with_an_explicit_id_gives_its_result_to_the_next_attempt[memory]",),
     ),
     Mutant(
-        "a child that failed in this attempt is started anew after a crash",
+        "a child that failed in this attempt is started again after a crash",
         "workflow/children.py",
         "    if number <= before.events:\n",
         '    if child.status != "completed":\n',
-        (ATTEMPTS + "test_a_child_that_failed_in_this_attempt_is_not_started_anew_after_a_crash[sqlite]",),
+        (ATTEMPTS + "test_a_child_that_failed_in_this_attempt_is_not_started_again_after_a_crash[sqlite]",),
     ),
     Mutant(
         "a step begins before the child that was started before it",
@@ -232,11 +232,11 @@ WORKFLOWS = [
         (BARRIER + "test_a_step_after_a_child_waits_until_the_child_is_recorded[memory]",),
     ),
     Mutant(
-        "a poll does not ask the store",
+        "a poll does not read the store",
         "workflow/recorder.py",
         "        self._polled = 0  # the last timer",
         "        self._polled = 10**9  # the last timer",
-        (BARRIER + "test_a_poll_is_not_over_before_the_store_was_asked[memory]",),
+        (BARRIER + "test_a_poll_does_not_end_before_the_store_was_read[memory]",),
     ),
     Mutant(
         "a step under a timeout of 0 is begun",
@@ -250,14 +250,14 @@ WORKFLOWS = [
         "workflow/loop_futures.py",
         "        if this.done() or not is_poll(sys._getframe(1)):",
         "        if True:",
-        (POLLING + "test_a_poll_takes_a_signal_that_is_there_and_ends_where_there_is_none[memory-by_wait_for]",),
+        (POLLING + "test_a_poll_takes_an_existing_signal_and_ends_if_there_is_none[memory-by_wait_for]",),
     ),
     Mutant(
-        "asyncio.wait with a timeout of 0 ends before the store was asked",
+        "asyncio.wait with a timeout of 0 ends before the store was read",
         "workflow/loop.py",
         "        if delay <= 0 and (code",
         "        if False and (code",
-        (POLLING + "test_a_poll_takes_a_signal_that_is_there_and_ends_where_there_is_none[memory-by_asyncio_wait]",),
+        (POLLING + "test_a_poll_takes_an_existing_signal_and_ends_if_there_is_none[memory-by_asyncio_wait]",),
     ),
     Mutant(
         "a poll is cancelled by one around it, with the signals that it has taken",
@@ -270,14 +270,14 @@ WORKFLOWS = [
         ),
     ),
     Mutant(
-        "a poll waits for ever for one that it would not cancel",
+        "a poll waits forever for a task that it would not cancel",
         "workflow/loop.py",
         "poll._replace(patient=False)\n",
         "poll\n",
-        (POLLING + "test_a_poll_ends_although_what_it_would_not_cancel_polls_for_ever[memory-waited_for]",),
+        (POLLING + "test_a_poll_ends_although_a_shielded_task_polls_forever[memory-waited_for]",),
     ),
     Mutant(
-        "workflow code is told all tasks in an order of addresses",
+        "workflow code gets all tasks in an order of addresses",
         "workflow/loop.py",
         "        if isinstance(events._get_running_loop(), WorkflowLoop):",
         "        if False:",
@@ -291,7 +291,7 @@ WORKFLOWS = [
         (ORDER + ALL_TASKS + "[of_the_running_loop]",),
     ),
     Mutant(
-        "a child of another attempt is told as any other run",
+        "a child of another attempt is reported like any other run",
         "workflow/children.py",
         "        if child.root == new.root and same_but_for_attempts(child.parent, parent):\n",
         "        if False:\n",
@@ -309,7 +309,7 @@ WORKFLOWS = [
         "workflow/failures.py",
         " or (isinstance(error, StepFailed) and error.kind in map(_name, kinds))",
         "",
-        (ATTEMPTS + "test_what_the_workflow_gives_up_on_ends_it_also_when_a_step_raises_it[memory-Own]",),
+        (ATTEMPTS + "test_an_exception_that_is_not_retried_ends_the_workflow_also_if_a_step_raises_it[memory-Own]",),
     ),
     Mutant(
         "long reads of an engine go by the connection for commands",
@@ -330,35 +330,35 @@ WORKFLOWS = [
         "workflow/loop.py",
         "        if given is not None:\n",
         "        if False:\n",
-        (ORDER + "test_replays_go_the_same_way[bare-sqlite]",),
+        (ORDER + "test_every_replay_has_the_same_order[bare-sqlite]",),
     ),
     Mutant(
         "what gather returns is ordered by its address",
         "workflow/loop.py",
         "        if caller.f_code is GATHERING:\n",
         "        if False:\n",
-        (ORDER + "test_replays_go_the_same_way[gatherings_and_tasks-sqlite]",),
+        (ORDER + "test_every_replay_has_the_same_order[gatherings_and_tasks-sqlite]",),
     ),
     Mutant(
         "asyncio.wait takes futures that are ordered by their addresses",
         "workflow/loop.py",
         "        if caller.f_code is WAIT:\n",
         "        if False:\n",
-        (ORDER + "test_futures_that_the_loop_did_not_make_are_refused_with_what_to_write[wait_for_own_futures]",),
+        (ORDER + "test_futures_that_the_loop_did_not_create_are_refused_with_what_to_write[wait_for_own_futures]",),
     ),
     Mutant(
         "asyncio.as_completed takes futures that are ordered by their addresses",
         "workflow/loop.py",
         "            if caller.f_code is AS_COMPLETED:\n",
         "            if False:\n",
-        (ORDER + "test_futures_that_the_loop_did_not_make_are_refused_with_what_to_write[own_futures_as_completed]",),
+        (ORDER + "test_futures_that_the_loop_did_not_create_are_refused_with_what_to_write[own_futures_as_completed]",),
     ),
     Mutant(
-        "a single future that the loop did not make is refused",
+        "a single future that the loop did not create is refused",
         "workflow/loop_futures.py",
         "    if len(futures) > 1 and not all(",
         "    if not all(",
-        (ORDER + "test_futures_that_the_loop_did_not_make_are_refused_with_what_to_write[wait_for_own_futures]",),
+        (ORDER + "test_futures_that_the_loop_did_not_create_are_refused_with_what_to_write[wait_for_own_futures]",),
     ),
     Mutant(
         "the class of a class method is recorded when it is called as Python 3.13 does",
@@ -382,25 +382,25 @@ WORKFLOWS = [
         (METHODS + "test_a_class_that_is_an_argument_is_recorded",),
     ),
     Mutant(
-        "a transaction of a failed attempt is carried out in the pause",
+        "a transaction of a failed attempt is executed in the delay",
         "workflow/driver.py",
         "        self._effects.clear()\n        self._transactions.clear()\n\n    # -- steps",
         "        self._effects.clear()\n\n    # -- steps",
-        (ATTEMPTS + "test_a_transaction_that_a_failed_attempt_asked_for_is_not_carried_out[sqlite]",),
+        (ATTEMPTS + "test_a_transaction_that_a_failed_attempt_requested_is_not_executed[sqlite]",),
     ),
     Mutant(
         "a cancel goes to a run of which it is not known whether it is a child",
         "workflow/children.py",
         " and self._cancels[0][1] not in self._code.unclaimed:",
         ":",
-        (ATTEMPTS + "test_a_run_of_somebody_else_with_the_id_of_a_child_is_not_cancelled[memory-2]",),
+        (ATTEMPTS + "test_an_unrelated_run_with_the_id_of_a_child_is_not_cancelled[memory-2]",),
     ),
     Mutant(
         "a run that fails cancels what it never started",
         "workflow/children.py",
         "        never = {new.id for new in self._code.unstarted} | self._code.unclaimed\n",
         "        never = set()\n",
-        (ATTEMPTS + "test_a_run_that_spins_cancels_nobody_elses_run[memory]",),
+        (ATTEMPTS + "test_a_run_in_an_endless_loop_cancels_no_unrelated_run[memory]",),
     ),
     Mutant(
         "a poll waits for a clock that was set back",
@@ -410,60 +410,60 @@ WORKFLOWS = [
         (POLLING + "test_a_poll_ends_although_the_clock_was_set_back",),
     ),
     Mutant(
-        "a worker does not look for runs after a hint that names nobody",
+        "a worker does not claim runs after a hint without names",
         "workflow/worker.py",
         "        if runs is None:\n            self._wake.set()\n",
         "",
-        (HINTS + "test_a_hint_that_names_nobody_makes_a_worker_look_for_runs[memory]",),
+        (HINTS + "test_a_hint_without_names_makes_a_worker_claim_runs[memory]",),
     ),
     Mutant(
         "a refusal of I/O within a group is not found",
         "workflow/failures.py",
         "        if isinstance(one, BaseExceptionGroup):\n",
         "        if False:\n",
-        (IO + "test_the_run_fails_with_what_to_do_instead[with_nested_groups]",),
+        (IO + "test_io_in_workflow_code_fails_the_run_with_what_to_do[with_nested_groups]",),
     ),
     Mutant(
         "a refusal of I/O is not found behind an error that was raised while it was handled",
         "workflow/failures.py",
         " else one.__context__\n",
         " else None\n",
-        (IO + "test_the_run_fails_with_what_to_do_instead[with_another_error_that_does_not_say_from_what]",),
+        (IO + "test_io_in_workflow_code_fails_the_run_with_what_to_do[with_another_error_without_a_cause]",),
     ),
     Mutant(
-        "an error that was raised from None is told as the refusal of I/O before it",
+        "an error that was raised from None is reported as the refusal of I/O before it",
         "workflow/failures.py",
         " or one.__suppress_context__ else",
         " else",
-        (IO + "test_an_error_that_has_nothing_to_do_with_the_refusal_is_told_as_it_is[from_none]",),
+        (IO + "test_an_error_unrelated_to_the_refusal_is_reported_unchanged[from_none]",),
     ),
     Mutant(
-        "an error that goes back to itself is followed for ever",
+        "the causes of an error that is its own cause are followed forever",
         "workflow/failures.py",
         "            continue\n        seen.add",
         "            raise RecursionError\n        seen.add",
-        (FAILURES + "test_an_error_that_goes_back_to_itself_fails_the_attempt_like_any_other[from_itself]",),
+        (FAILURES + "test_an_error_that_is_its_own_cause_fails_the_attempt_like_any_other[from_itself]",),
     ),
     Mutant(
         "the nearest base of an exception is not kept",
         "workflow/failures.py",
         "    return tuple(base.__qualname__ for base in found)\n",
         "    return ()\n",
-        (FAILURES + "test_the_nearest_base_is_kept[OwnError-KeyError]",),
+        (FAILURES + "test_an_exception_is_raised_as_its_nearest_known_base_class[OwnError-KeyError]",),
     ),
     Mutant(
-        "an exception that cannot be made from a message has no base",
+        "an exception that cannot be created from a message has no base",
         "workflow/failures.py",
         "issubclass(one, Exception) and not issubclass(one, _NOT_REBUILT))",
         "not issubclass(kind, _NOT_REBUILT) or one is Exception)",
-        (FAILURES + "test_the_nearest_base_is_kept[UnicodeDecodeError-UnicodeError]",),
+        (FAILURES + "test_an_exception_is_raised_as_its_nearest_known_base_class[UnicodeDecodeError-UnicodeError]",),
     ),
     Mutant(
         "a run is started although a definition is required",
         "workflow/start.py",
         "        elif require_definition:\n",
         "        elif False:\n",
-        (BY_NAME + "test_a_start_by_name_before_any_engine_was_up_is_told_or_refused[sqlite-sync_client]",),
+        (BY_NAME + "test_a_start_by_name_before_any_engine_emits_an_event_or_is_refused[sqlite-sync_client]",),
     ),
     Mutant(
         "a run is started within a transaction although a definition is required",
@@ -472,7 +472,7 @@ WORKFLOWS = [
         "            self._check_published(new, known, require_definition=False)\n",
         (
             BY_NAME
-            + "test_a_start_by_name_before_any_engine_was_up_is_told_or_refused[sqlite-engine_within_transactions]",
+            + "test_a_start_by_name_before_any_engine_emits_an_event_or_is_refused[sqlite-engine_within_transactions]",
         ),
     ),
     Mutant(
@@ -483,32 +483,35 @@ WORKFLOWS = [
         (LIMITS + "test_the_input_itself_can_be_the_key[memory]",),
     ),
     Mutant(
-        "a run that is there by its key is said to be of an unknown definition",
+        "an existing run is reported as of an unknown definition",
         "workflow/start.py",
         "isinstance(workflow, str) and started.fresh and name",
         "isinstance(workflow, str) and name",
-        (BY_NAME + "test_only_a_run_that_was_really_started_is_said_to_be_of_an_unknown_definition[sqlite-engine]",),
+        (BY_NAME + "test_the_event_about_an_unknown_definition_is_emitted_only_for_a_new_run[sqlite-engine]",),
     ),
     Mutant(
-        "a start within a transaction does not say that no worker knows the workflow",
+        "a start within a transaction emits no event about an unknown workflow",
         "workflow/client_runs.py",
         "            run(self._queries.look_for_workers_of(started.run), self._client.runtime.batchers)\n",
         "",
-        (NOBODY + "test_a_start_within_a_transaction_says_too_that_no_worker_knows_the_workflow[sqlite-COMMIT]",),
+        (
+            UNKNOWN_WORKFLOWS
+            + "test_a_start_within_a_transaction_also_emits_an_event_if_no_worker_knows_the_workflow[sqlite-COMMIT]",
+        ),
     ),
     Mutant(
-        "nobody looks for workers that know the workflow of a child",
+        "no event is emitted about the unknown workflow of a child",
         "workflow/worker.py",
         "            self._follow(self._queries.look_for_workers(new.id, new.type))\n",
         "            pass\n",
-        (NOBODY + "test_an_event_says_that_no_worker_knows_the_workflow_of_a_child[memory]",),
+        (UNKNOWN_WORKFLOWS + "test_an_event_is_emitted_if_no_worker_knows_the_workflow_of_a_child[memory]",),
     ),
     Mutant(
         "a cancel that comes with the failure waits for the end of the pause",
         "workflow/driver.py",
         "earlier=self._code.earlier)  # `_in_pause` decides how it begins\n",
         "earlier=self._code.earlier)\n            self.end = Park(again_at)\n",
-        (ATTEMPTS + "test_a_cancel_that_comes_together_with_the_failure_ends_the_run[memory]",),
+        (ATTEMPTS + "test_a_cancel_that_arrives_with_the_failure_ends_the_run[memory]",),
     ),
     Mutant(
         "a retry forgets that the run was restarted",
@@ -531,7 +534,7 @@ WORKFLOWS = [
         "        if False:\n",
         (
             RETRYING
-            + "test_a_run_is_not_revived_while_a_child_that_was_cancelled_with_it_still_cleans_up[memory-restart]",
+            + "test_a_run_is_not_retried_while_a_child_that_was_cancelled_with_it_still_cleans_up[memory-restart]",
         ),
     ),
     Mutant(
@@ -539,7 +542,7 @@ WORKFLOWS = [
         "workflow/worker.py",
         "(one for one in self.drivers.values() if one.can_park)",
         "(one for one in self.drivers.values() if one.idle)",
-        (FLOWS + "test_a_run_that_cannot_be_parked_does_not_keep_others_from_being_parked[memory]",),
+        (FLOWS + "test_a_run_that_cannot_be_parked_does_not_prevent_others_from_being_parked[memory]",),
     ),
     Mutant(
         "a run is restarted while a child of a failed attempt still cleans up",

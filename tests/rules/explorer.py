@@ -1,13 +1,13 @@
-"""Every interleaving of a few owners on one lock, up to a depth: nothing is left to chance.
+"""Explores every interleaving of a few owners on one lock, up to a depth.
 
-The search is breadth first over distinct states. A state is the record, the clock, and what each owner
-believes; two states are one when they differ only in names, in the size of tokens or in the time of day, which
-no rule can tell apart. Every step is held against all the statements of `invariants.py`, and against the one
-that users pay for: whoever believes that it holds does hold, and there are never more of them than permits.
+The search is breadth first over distinct states. A state is the record, the clock, and what each owner believes; two
+states are equal when they differ only in names, in the size of tokens or in the time of day, which no rule
+distinguishes. Every step is checked against all invariants of `invariants.py`, and against mutual exclusion: an owner
+that believes that it holds the lock does hold it, and there are never more such owners than permits.
 
-Plain owners acquire (queueing or not), renew, release and abandon while time ticks, and start afresh with a new
-attempt: these ways are finite, so they are walked to the end. With trouble, replies are lost, owners crash and
-transfer, and messages of the attempt before arrive late: these ways are walked up to a depth.
+Without trouble, owners acquire (queueing or not), renew, release and abandon while time passes, and begin again with a
+new attempt: these paths are finite and are explored completely. With trouble, replies are lost, owners crash and
+transfer, and messages of the earlier attempt arrive late: these paths are explored up to a depth.
 
     python -m tests.rules.explorer --depth 8
 """
@@ -31,25 +31,26 @@ from .invariants import Asked, step_violations, violations
 TICK = SECOND
 TTL = 3 * TICK
 PATIENCE = 2 * TICK
-NOBODY = Label("owner")
+LABEL = Label("owner")
 PLAIN = ("Granted", "Queued", "Busy", "Renewed", "Released", "Abandoned", "NotHolder")
 TROUBLED = (*PLAIN, "Transferred", "TargetHolds", "Gone", "PassedOver")
 TO_THE_END = 1_000
 MOST_MISSED = 1
-"""Offers are not longer than a place, which is two ticks here: more misses than this make no difference."""
+"""An offer is not longer than a position, which is two ticks here: more misses than this make no difference."""
 
-QUIET = {
+MINIMUM = {
     (1, False): (10_500, 125_000),
     (2, False): (3_200, 41_000),
     (1, True): (11_500, 56_000),
     (2, True): (20_000, 94_000),
 }
-"""By permits and trouble: three owners who are walked to the end, or in trouble to depth 6, give at least so many
-states and transitions. Fewer are no proof, but a search that has lost its way."""
+"""By permits and trouble: three owners, explored completely, or with trouble to depth 6, give at least so many states
+and transitions. Fewer mean that the search is broken."""
 
 
 class Attempt(NamedTuple):
-    """What an owner knows of one attempt: the token it was told (0: none) and until when it believes to hold."""
+    """What an owner knows of one attempt: the token that it got (0: none) and until when it believes to hold the
+    lock."""
 
     id: str
     token: int = 0
@@ -58,10 +59,10 @@ class Attempt(NamedTuple):
 
 class Owner(NamedTuple):
     current: Attempt
-    earlier: Attempt  # its late messages may still arrive; nobody believes in it any more
+    earlier: Attempt  # its late messages may still arrive; no owner believes that it holds
     count: int = 1
 
-    def afresh(self) -> Owner:
+    def with_a_new_attempt(self) -> Owner:
         name = self.current.id.partition(".")[0]
         return Owner(Attempt(f"{name}.{self.count + 1}"), self.current._replace(until=0), self.count + 1)
 
@@ -77,7 +78,7 @@ class Report(NamedTuple):
     states: int
     transitions: int
     answers: Counter[str]
-    complete: bool  # no state was left to go on from: the depth did not cut anything off
+    complete: bool  # no state was left to continue from: the depth did not limit the search
 
     def __str__(self) -> str:
         seen = ", ".join(f"{count:,} {name}" for name, count in self.answers.most_common())
@@ -86,11 +87,12 @@ class Report(NamedTuple):
 
 
 class Broken(AssertionError):
-    """A statement did not hold; the message tells it and the way there."""
+    """An invariant did not hold; the message contains it and the steps that lead there."""
 
 
 def explore(*, owners: int, permits: int, depth: int, trouble: bool = True) -> Report:
-    """Walk every way of up to `depth` steps. Without `trouble` no reply is lost, nobody crashes, nothing is late."""
+    """Explore every path of up to `depth` steps. Without `trouble` no reply is lost, no owner crashes, no message is
+    late."""
     start = State(EMPTY, T0, tuple(Owner(Attempt(f"{name}.1"), Attempt(f"{name}.0")) for name in "abcdefgh"[:owners]))
     seen = {_normal(start, trouble=trouble)}
     frontier: list[tuple[State, tuple[str, ...]]] = [(start, ())]
@@ -116,24 +118,24 @@ def _steps(
 ) -> Iterator[tuple[str, State, out.Outcome]]:
     yield "tick", _checked(state._replace(now=state.now + TICK), permits, (*way, "tick")), out.Settled()
     alive = {thing.id for thing in (*state.record.holders, *state.record.waiters)}
-    ghosts = alive - {owner.current.id for owner in state.owners}
+    unowned = alive - {owner.current.id for owner in state.owners}
     for place, owner in enumerate(state.owners):
         moves = [
             *_moves(owner, permits),
-            *(_troubles(owner, state.owners, permits, ghosts, state.record.holders) if trouble else ()),
+            *(_troubles(owner, state.owners, permits, unowned, state.record.holders) if trouble else ()),
         ]
         for name, command, lost in moves:
-            told = f"{name} {owner.current.id}"
+            step = f"{name} {owner.current.id}"
             record, answer = command.apply(state.record, state.now)
             problems = step_violations(state.record, Asked.of(command), record, answer, state.now)
             problems += violations(record, state.now)
             if problems:
-                raise Broken("\n".join([*problems, " -> ".join((*way, told)), f"{answer}", f"{record}"]))
+                raise Broken("\n".join([*problems, " -> ".join((*way, step)), f"{answer}", f"{record}"]))
             after = _learn(state._replace(record=record), place, command, answer, lost=lost)
-            yield told, _checked(after, permits, (*way, told)), answer
-        if trouble and owner.current.id in alive and not ghosts:
-            told = f"crash of {owner.current.id}"
-            yield told, _put(state, place, owner.afresh()), out.Settled()
+            yield step, _checked(after, permits, (*way, step)), answer
+        if trouble and owner.current.id in alive and not unowned:
+            step = f"crash of {owner.current.id}"
+            yield step, _put(state, place, owner.with_a_new_attempt()), out.Settled()
 
 
 Move = tuple[str, LockCommand, bool]  # its name, the command, and whether the reply is lost
@@ -150,11 +152,11 @@ def _moves(owner: Owner, permits: int) -> Iterator[Move]:
 
 
 def _troubles(
-    owner: Owner, owners: tuple[Owner, ...], permits: int, ghosts: set[str], holders: tuple[Holder, ...]
+    owner: Owner, owners: tuple[Owner, ...], permits: int, unowned: set[str], holders: tuple[Holder, ...]
 ) -> Iterator[Move]:
     me, late = owner.current, owner.earlier
     yield "wait, reply lost", _acquire(me.id, permits, queue=True), True
-    if not ghosts or late.id in ghosts:
+    if not unowned or late.id in unowned:
         yield "late wait", _acquire(late.id, permits, queue=True), True
     if late.token:
         yield "late renew", Renew(key="k", id=late.id, token=late.token, ttl=TTL), True
@@ -165,28 +167,28 @@ def _troubles(
     for other in owners:
         if me.token and other is not owner:
             to = other.current.id
-            give = Transfer(key="k", id=me.id, token=me.token, to_id=to, to_label=NOBODY, ttl=TTL)
+            give = Transfer(key="k", id=me.id, token=me.token, to_id=to, to_label=LABEL, ttl=TTL)
             yield f"transfer to {to}", give, False
 
 
 def _acquire(id: str, permits: int, *, queue: bool) -> Acquire:
     kind = "mutex" if permits == 1 else "semaphore"
-    return Acquire(key="k", id=id, label=NOBODY, kind=kind, permits=permits, ttl=TTL, queue=queue, waiter_ttl=PATIENCE)
+    return Acquire(key="k", id=id, label=LABEL, kind=kind, permits=permits, ttl=TTL, queue=queue, waiter_ttl=PATIENCE)
 
 
 def _learn(state: State, place: int, command: LockCommand, answer: out.Outcome, *, lost: bool) -> State:
-    """What the owner makes of the answer. Who sends its grant away stops believing before the answer comes."""
+    """Update what the owner believes. An owner that gives up its grant stops believing before the outcome arrives."""
     owner = state.owners[place]
     if lost:
         return state
     if isinstance(command, Release | Abandon):
-        return _put(state, place, owner.afresh())
+        return _put(state, place, owner.with_a_new_attempt())
     if isinstance(command, Transfer):
         if isinstance(answer, out.Transferred):
             other = next(n for n, one in enumerate(state.owners) if one.current.id == command.to_id)
             given = state.owners[other].current._replace(token=answer.token, until=state.now + TTL)
             state = _put(state, other, state.owners[other]._replace(current=given))
-        return _put(state, place, owner.afresh())
+        return _put(state, place, owner.with_a_new_attempt())
     if isinstance(answer, out.Granted):
         granted = owner.current._replace(token=answer.token, until=state.now + TTL)
         return _put(state, place, owner._replace(current=granted))
@@ -200,20 +202,21 @@ def _put(state: State, place: int, owner: Owner) -> State:
 
 
 def _checked(state: State, permits: int, way: tuple[str, ...]) -> State:
-    """Exclusion: every believer is right, and they are not more than the permits."""
-    believers = [owner.current for owner in state.owners if owner.current.until > state.now]
+    """Check exclusion: every owner that believes that it holds does hold, and there are not more of them than
+    permits."""
+    believing = [owner.current for owner in state.owners if owner.current.until > state.now]
     holds = {(holder.id, holder.token): holder for holder in state.record.holders}
-    for believer in believers:
-        holder = holds.get((believer.id, believer.token))
-        if holder is None or holder.expires_at < believer.until:
-            raise Broken(f"{believer.id} believes that it holds, and does not: {' -> '.join(way)}\n{state.record}")
-    if len(believers) > permits:
-        raise Broken(f"{len(believers)} believe that they hold: {' -> '.join(way)}\n{state.record}")
+    for owner in believing:
+        holder = holds.get((owner.id, owner.token))
+        if holder is None or holder.expires_at < owner.until:
+            raise Broken(f"{owner.id} believes that it holds, and does not: {' -> '.join(way)}\n{state.record}")
+    if len(believing) > permits:
+        raise Broken(f"{len(believing)} believe that they hold: {' -> '.join(way)}\n{state.record}")
     return state
 
 
 def _normal(state: State, *, trouble: bool) -> tuple:
-    """The state without names, sizes of tokens and the time of day. Owners are told apart by what they have."""
+    """The state without names, sizes of tokens and the time of day. Owners are distinguished by what they have."""
     record, now = state.record, state.now
     things = (*record.holders, *record.waiters)
     spot = {thing.id: number for number, thing in enumerate(things)}
@@ -244,7 +247,8 @@ def _normal(state: State, *, trouble: bool) -> tuple:
 
 
 def _place(place: Waiter | None, record: LockRecord, now: int) -> tuple[int, ...]:
-    """A place in the queue: how long it is kept, what was missed, and how many waiters would stand before it."""
+    """A position in the queue: how long it is kept, how many offers were missed, and how many waiters would be before
+    it."""
     if place is None:
         return ()
     before = sum(waiter.number < place.number for waiter in record.waiters)
@@ -256,9 +260,9 @@ def _left(moment: int, now: int) -> int:
     return max(0, moment - now)
 
 
-def too_quiet(report: Report, *, permits: int, trouble: bool) -> str:
-    """Why a report is no proof, or nothing."""
-    states, transitions = QUIET[permits, trouble]
+def why_insufficient(report: Report, *, permits: int, trouble: bool) -> str:
+    """Why a report is insufficient, or an empty text."""
+    states, transitions = MINIMUM[permits, trouble]
     if report.states < states or report.transitions < transitions:
         return f"too quiet: expected at least {states:,} states and {transitions:,} transitions"
     expected = [name for name in (TROUBLED if trouble else PLAIN) if (name, permits) != ("TargetHolds", 1)]
@@ -274,14 +278,14 @@ def main() -> int:
     parser.add_argument("--owners", type=int, default=3, help="three or more; fewer are too quiet")
     options = parser.parse_args()
     failed = 0
-    for permits, trouble in QUIET:
+    for permits, trouble in MINIMUM:
         began = time.monotonic()
         depth = options.depth if trouble else TO_THE_END
         report = explore(owners=options.owners, permits=permits, depth=depth, trouble=trouble)
         kind = "in trouble" if trouble else "plain"
         took = time.monotonic() - began
         print(f"{options.owners} owners, {permits} permits, {kind}, {report} ({took:.1f} s)", flush=True)  # noqa: T201
-        quiet = too_quiet(report, permits=permits, trouble=trouble)
+        quiet = why_insufficient(report, permits=permits, trouble=trouble)
         if quiet:
             print(quiet, file=sys.stderr, flush=True)  # noqa: T201
             failed = 1

@@ -1,4 +1,4 @@
-"""One record, one clock, and every step held against all the statements that must always hold."""
+"""A harness for the rules of a lock: one record, one clock, and a check of all invariants after every step."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ HOUR = 60 * MINUTE
 DAY = 24 * HOUR
 T0 = 1_790_000_000 * SECOND  # tokens follow the clock, so test clocks start at values of our time
 TTL = 30 * SECOND
-PATIENCE = 5 * SECOND  # how long a waiter's place is kept after its last sign of life
+PATIENCE = 5 * SECOND  # how long a waiter's position is kept after its last sign of life
 OFFER = OFFER_LIFE
 
 
-class Desk:
+class LockHarness:
     def __init__(self, record: LockRecord = EMPTY, *, offers: bool = True, now: int = T0):
         self.record = record
         self.now = now
         self.offers = offers
 
-    def later(self, length: int) -> Desk:
+    def later(self, length: int) -> LockHarness:
         """Let time pass, or step the clock back."""
         self.now += length
         return self
@@ -60,7 +60,7 @@ class Desk:
         return self._step(Asked(verb="ForceRelease"), LockState.force_release, by=by, reason=reason)
 
     def settle(self):
-        """Settle alone; returns whom it offered to."""
+        """Settle the record. Returns the attempts that got an offer."""
         return self._step(Asked(verb="Settle"), LockState.settled).woken
 
     def holder(self, id):

@@ -1,9 +1,8 @@
-"""The statements that must always hold of a lock, whatever happened to it.
+"""The invariants of a lock, which hold after every step.
 
-`violations` looks at one settled record; `step_violations` looks at one step: the record before and after,
-what was asked and what was answered. Both return sentences, and none is good news. They say what `rules.lock`
-promises in other words and share no code with it, so tests, simulations and drills can hold them against the
-rules and against every store.
+`violations` checks one settled record; `step_violations` checks one step: the record before and after, the command and
+its outcome. Both return one sentence per violation. They share no code with `rules.lock`, so they can be used to check
+the rules and every store.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ MAX_TOKEN = 2**53 - 1
 def violations(record: LockRecord, now: int, *, offers: bool = True) -> list[str]:
     """What is wrong with a record that was settled at `now`. Without `offers` the head of the queue may fit."""
     found = [text for check in _STATE for text in check(record)]
-    found += _nothing_outlives_its_time(record, now)
+    found += _everything_expired_is_removed(record, now)
     if offers:
-        found += _nobody_waits_in_vain(record)
+        found += _no_waiter_is_missed(record)
     return found
 
 
@@ -43,7 +42,7 @@ def step_violations(
     change = Change(before, asked, after, answer, now)
     found = [text for check in _STEPS for text in check(change)]
     if not stored and after is not before and after == before:
-        found.append("nothing changed, but it is not the very record that was given")
+        found.append("nothing changed, but it is not the same record object")
     return found
 
 
@@ -68,9 +67,9 @@ def _ids_and_tokens_are_unique(record: LockRecord) -> Iterator[str]:
         yield f"the fence {record.fence} does not fit into 53 bits"
 
 
-def _nothing_outlives_its_time(record: LockRecord, now: int) -> Iterator[str]:
-    mortals: list[Holder | Waiter | Tombstone] = [*record.holders, *record.waiters, *record.tombstones]
-    for thing in mortals:
+def _everything_expired_is_removed(record: LockRecord, now: int) -> Iterator[str]:
+    entries: list[Holder | Waiter | Tombstone] = [*record.holders, *record.waiters, *record.tombstones]
+    for thing in entries:
         if (thing.ttl is None) != (thing.expires_at is None):
             yield f"{thing.id} has an end without a ttl, or a ttl without an end"
         elif thing.ttl is not None and thing.expires_at is not None:
@@ -88,13 +87,13 @@ def _sizes_are_sound(record: LockRecord) -> Iterator[str]:
     if record.permits < 1 or any(one.weight < 1 for one in everyone(record)):
         yield "permits and weights are at least one"
     if any(waiter.weight > record.permits for waiter in record.waiters):
-        yield "somebody waits who can never fit"
+        yield "an attempt waits that can never fit"
     if len(record.tombstones) > MAX_TOMBSTONES:
         yield f"more than {MAX_TOMBSTONES} tombstones"
 
 
-def _offers_keep_a_place(record: LockRecord) -> Iterator[str]:
-    """An offer that can run out keeps its waiter's place and ends before it; nothing else keeps one."""
+def _offers_keep_a_position(record: LockRecord) -> Iterator[str]:
+    """An offer that can expire keeps its waiter's position and ends before it; nothing else keeps one."""
     for holder in record.holders:
         place = holder.place
         if (place is not None) != (holder.offered and holder.ttl is not None):
@@ -126,13 +125,13 @@ def _overflow_comes_after_the_listed(record: LockRecord) -> Iterator[str]:
         yield f"these are listed, and came after the first of the overflow: {late}"
 
 
-def _nobody_waits_in_vain(record: LockRecord) -> Iterator[str]:
+def _no_waiter_is_missed(record: LockRecord) -> Iterator[str]:
     head = next((waiter for waiter in record.waiters if not waiter.passed), None)
     if head is not None and not record.closed_until and head.weight <= record.permits - load(record):
         yield f"a lost wake-up: {head.id} waits though it would fit"
     behind = record.overflow is None or (head is not None and head.number < record.overflow.first)
     if not behind and not record.closed_until and load(record) < record.permits:
-        yield "a lost wake-up: a permit is free, and nobody of the overflow was asked"
+        yield "a lost wake-up: a permit is free, and no waiter of the overflow was offered it"
 
 
 def _fence_counts_every_grant(c: Change) -> Iterator[str]:
@@ -161,7 +160,7 @@ def _grants_fit(c: Change) -> Iterator[str]:
 
 
 def _grants_come_from_the_head(c: Change) -> Iterator[str]:
-    """First in, first out among the eligible. One that was passed over is offered nothing before it asks again."""
+    """First in, first out among eligible waiters. A passed-over waiter gets no offer before it acquires again."""
     woken = list(c.answer.woken)
     gone = {w.id for w in c.left if w.weight > c.after.permits} | (
         {c.asked.id, c.asked.to_id} if isinstance(c.answer, out.Abandoned | out.Transferred) else set()
@@ -184,7 +183,7 @@ def _grants_come_from_the_head(c: Change) -> Iterator[str]:
 
 
 def _called_are_hinted_and_passed_over(c: Change) -> Iterator[str]:
-    """After a missed offer all waiters that can die are passed over, and the first few of them are hinted.
+    """After a missed offer all waiters that can expire are passed over, and the first few of them are hinted.
 
     So are waiters that can no longer fit, if they do not ask again by themselves.
     """
@@ -208,8 +207,8 @@ def _woken_are_the_new_offers(c: Change) -> Iterator[str]:
         yield f"granted or woken without being asked for or offered: {others - c.named}"
 
 
-def _offers_live_for_a_while(c: Change) -> Iterator[str]:
-    """An offer lives for a second, doubled for each that was missed, and never longer than the waiter's place."""
+def _offers_have_the_right_length(c: Change) -> Iterator[str]:
+    """An offer lasts for a second, doubled for each missed offer, and never longer than the waiter's position."""
     for holder in c.fresh:
         waiter = c.queue.get(holder.id)
         if not holder.offered:
@@ -230,8 +229,9 @@ def _offers_live_for_a_while(c: Change) -> Iterator[str]:
             yield f"the offer to {holder.id} is not what it waited for"
 
 
-def _only_the_named_change(c: Change) -> Iterator[str]:
-    """Time ends and lowers; nothing else happens to a holder but by its own command, and the dead stay dead."""
+def _only_named_attempts_change(c: Change) -> Iterator[str]:
+    """A holder expires or is shortened by time; otherwise only its own command changes it, and an expired holder is not
+    revived."""
     kept = {holder.token: holder for holder in c.after.holders}
     for holder in c.before.holders:
         late = kept.get(holder.token)
@@ -248,8 +248,9 @@ def _only_the_named_change(c: Change) -> Iterator[str]:
             yield f"{holder.id} did not keep what is its own: {late}"
 
 
-def _only_by_right(c: Change) -> Iterator[str]:
-    """Renew, release and transfer need the attempt and its token; a `lease` may be named by its owner alone."""
+def _only_by_id_and_token(c: Change) -> Iterator[str]:
+    """Renew, release and transfer need the attempt and its token; a `lease` may be named by its owner without a
+    token."""
     if not isinstance(c.answer, out.Renewed | out.Released | out.Transferred | out.NotHolder | out.PassedOver):
         return
     held = c.holding.get(c.asked.id)
@@ -262,7 +263,7 @@ def _only_by_right(c: Change) -> Iterator[str]:
         return  # offered within this very step, under a token that the record before does not show
     if isinstance(c.answer, out.NotHolder):
         if right:
-            yield f"{c.asked.id} holds, and was told that it does not"
+            yield f"{c.asked.id} holds, and the outcome says that it does not"
     elif c.named and not right:
         yield f"{c.asked.verb} of {c.asked.id} was done without the right id and token"
 
@@ -303,13 +304,13 @@ def _tombstones_hold(c: Change) -> Iterator[str]:
             yield f"the tombstone of {stone.id} was changed"
     if c.asked.verb == "Acquire" and c.asked.id in c.stones and c.asked.id not in c.holding:
         if not isinstance(c.answer, out.Gone | out.TooHeavy):
-            yield f"{c.asked.id} came back from the dead: {c.answer}"
+            yield f"{c.asked.id} was abandoned, and is not refused: {c.answer}"
     elif isinstance(c.answer, out.Gone):
         yield f"{c.asked.id} was refused as gone, and never was"
 
 
-def _closed_by_a_loss_alone(c: Change) -> Iterator[str]:
-    """The lock-delay counts from the end of a confirmed grant that was never given back."""
+def _closed_only_by_an_expired_grant(c: Change) -> Iterator[str]:
+    """The lock-delay counts from the expiry of a confirmed grant that was not released."""
     until, length = c.before.closed_until, c.before.closed_for
     for holder in c.before.holders:
         if holder.expires_at is not None and holder.expires_at <= c.now and holder.delay and not holder.offered:
@@ -321,17 +322,17 @@ def _closed_by_a_loss_alone(c: Change) -> Iterator[str]:
         yield "a grant was made while the key was closed"
 
 
-def _shape_changes_by_a_new_attempt_alone(c: Change) -> Iterator[str]:
+def _kind_and_permits_change_only_by_a_new_attempt(c: Change) -> Iterator[str]:
     before, after, answer = c.before, c.after, c.answer
-    told = getattr(answer, "permits_before", None)
+    reported = getattr(answer, "permits_before", None)
     fresh_attempt = c.asked.id not in c.holding and c.asked.id not in c.queue
     if (before.kind, before.permits) != (after.kind, after.permits):
         if not (isinstance(answer, out.Granted | out.Queued | out.Busy | out.TooManyWaiters) and fresh_attempt):
             yield f"kind or permits were changed by {c.asked.verb} of {c.asked.id}"
         if before.kind != after.kind and (c.holding or c.queue):
-            yield "the kind changed under somebody's feet"
-    if told != (before.permits if before.permits != after.permits and (before.fence or answer.woken) else None):
-        yield f"permits went from {before.permits} to {after.permits}, and the answer says {told}"
+            yield "the kind changed while the key was in use"
+    if reported != (before.permits if before.permits != after.permits and (before.fence or answer.woken) else None):
+        yield f"permits went from {before.permits} to {after.permits}, and the answer says {reported}"
     if before.forced != after.forced and not isinstance(answer, out.ForceReleased):
         yield "the note of a forced release was changed"
     if before.unknown != after.unknown:
@@ -342,12 +343,12 @@ def _shape_changes_by_a_new_attempt_alone(c: Change) -> Iterator[str]:
         yield "the version rose though nothing changed"
 
 
-def _grants_are_told_truly(c: Change) -> Iterator[str]:
+def _grant_outcomes_match_the_record(c: Change) -> Iterator[str]:
     answer, after = c.answer, c.after
     if isinstance(answer, out.Granted | out.Renewed | out.Transferred):
         holder = next((h for h in after.holders if h.id == (c.asked.to_id or c.asked.id)), None)
         if holder is None:
-            yield f"{answer} was told to one who does not hold"
+            yield f"{answer} was returned to an attempt that does not hold"
             return
         if holder.offered or holder.expires_at != answer.expires_at:
             yield f"the holder is {holder}, the answer {answer}"
@@ -366,7 +367,7 @@ def _grants_are_told_truly(c: Change) -> Iterator[str]:
         yield "a transfer left its giver in, or took from a target that held"
 
 
-def _refusals_are_told_truly(c: Change) -> Iterator[str]:
+def _refusal_outcomes_match_the_record(c: Change) -> Iterator[str]:
     answer, after = c.answer, c.after
     mine = next((waiter for waiter in after.waiters if waiter.id == c.asked.id), None)
     eligible = [one for one in after.waiters if not one.passed and (mine is None or one.number < mine.number)]
@@ -376,16 +377,16 @@ def _refusals_are_told_truly(c: Change) -> Iterator[str]:
         or answer.recheck_in != (None if after.due_at is None else after.due_at - c.now)
         or answer.holders != after.holders
     ):
-        yield f"{c.asked.id} was told {answer}, the queue is {after.waiters}"
+        yield f"{c.asked.id} got {answer}, the queue is {after.waiters}"
     fits = mine is not None and mine.weight <= after.permits - load(after)
     if isinstance(answer, out.Queued) and fits and not eligible and not after.closed_until:
-        yield f"{c.asked.id} was told to wait though a permit was free for it"
+        yield f"{c.asked.id} has to wait though a permit was free for it"
     if isinstance(answer, out.TooManyWaiters) and (len(after.waiters), mine) != (answer.waiting, None):
-        yield f"the answer {answer} does not tell how many wait, or it has a place"
+        yield f"the answer {answer} has a wrong number of waiters, or the attempt has a position"
     if isinstance(answer, out.TooManyWaiters) and answer.waiting < MAX_WAITERS:
         yield "the queue was called full and is not"
     if isinstance(answer, out.Busy) and (answer.holders, answer.waiting) != (after.holders, after.waiting):
-        yield f"the answer {answer} does not tell who is in the way"
+        yield f"the answer {answer} has wrong holders or waiters"
     if isinstance(answer, out.Released | out.Abandoned) and any(one.id == c.asked.id for one in everyone(after)):
         yield f"{c.asked.id} is still there"
     if isinstance(answer, out.Abandoned) and all(stone.id != c.asked.id for stone in after.tombstones):
@@ -401,7 +402,7 @@ def _refusals_are_told_truly(c: Change) -> Iterator[str]:
 _STATE: tuple[Callable[[LockRecord], Iterator[str]], ...] = (
     _ids_and_tokens_are_unique,
     _sizes_are_sound,
-    _offers_keep_a_place,
+    _offers_keep_a_position,
     _due_is_the_next_end,
     _overflow_comes_after_the_listed,
 )
@@ -411,13 +412,13 @@ _STEPS: tuple[Callable[[Change], Iterator[str]], ...] = (
     _grants_come_from_the_head,
     _woken_are_the_new_offers,
     _called_are_hinted_and_passed_over,
-    _offers_live_for_a_while,
-    _only_the_named_change,
-    _only_by_right,
+    _offers_have_the_right_length,
+    _only_named_attempts_change,
+    _only_by_id_and_token,
     _queue_keeps_its_order,
     _tombstones_hold,
-    _closed_by_a_loss_alone,
-    _shape_changes_by_a_new_attempt_alone,
-    _grants_are_told_truly,
-    _refusals_are_told_truly,
+    _closed_only_by_an_expired_grant,
+    _kind_and_permits_change_only_by_a_new_attempt,
+    _grant_outcomes_match_the_record,
+    _refusal_outcomes_match_the_record,
 )

@@ -1,4 +1,4 @@
-"""The same lock a second time, written down naively: lists that are changed in place, and no thought of speed.
+"""A second, naive implementation of the lock: lists that are changed in place, without regard to speed.
 
 It shares no code with `holdfast.rules.lock`. Where the two disagree on any history, one of them is wrong.
 """
@@ -23,10 +23,10 @@ class One:
     number: int = 0
     missed: int = 0
     passed: bool = False
-    place: tuple | None = None  # of an offer: the ttl and the end of the place that its waiter goes back to
+    place: tuple | None = None  # of an offer: the ttl and the expiry of the position that its waiter returns to
 
     @property
-    def mortal(self) -> bool:
+    def expires(self) -> bool:
         return self.ttl is not None
 
 
@@ -47,7 +47,7 @@ class Model:
     now: int = 0
 
     def view(self) -> tuple:
-        """What can be seen of the lock, in the words of a record."""
+        """The visible state of the lock, in the form of `view` in test_histories.py."""
         ends = [one.end for one in self.holders + self.queue if one.end is not None]
         if self.closed_until:
             ends.append(self.closed_until)
@@ -96,7 +96,7 @@ class Model:
                 return
             one = heads[0]
             self.queue.remove(one)
-            if one.mortal:
+            if one.expires:
                 one.place = (one.ttl, one.end)
                 one.ttl = min(one.ttl, 1_000_000 * 2**one.missed)
                 one.end = min(one.end, self.now + one.ttl)
@@ -104,7 +104,7 @@ class Model:
             self.woken.append(one.id)
 
     def miss(self, late):
-        called = [one for one in self.queue if one.mortal and not one.passed]
+        called = [one for one in self.queue if one.expires and not one.passed]
         self.hinted += [one.id for one in called[:16]]
         for one in called:
             one.passed = True
@@ -135,12 +135,13 @@ class Model:
         return ([one for one in among if one.id == id] or [None])[0]
 
     def do(self, now: int, verb: str, **asked) -> tuple:
-        """Carry a command out. Returns the answer's name and what matters of it, and whom it woke and hinted."""
+        """Execute a command. Returns the name and the compared fields of its outcome, and the woken and hinted
+        attempts."""
         self.now, self.woken, self.hinted = now, [], []
         self.settle()
-        name, *told = getattr(self, verb)(**asked)
+        name, *details = getattr(self, verb)(**asked)
         self.settle()
-        return name, tuple(told), tuple(self.woken), tuple(self.hinted)
+        return name, tuple(details), tuple(self.woken), tuple(self.hinted)
 
     def acquire(self, *, id, kind, permits, weight, ttl, queue, waiter_ttl, delay):  # noqa: PLR0911 - as many answers
         held, one = self.find(self.holders, id), self.find(self.queue, id)
@@ -153,7 +154,7 @@ class Model:
         if kind != self.kind and (self.holders or self.queue):
             return "Mismatch", self.kind
         if one:
-            fresh = one.mortal and one.ttl == waiter_ttl and not one.passed and 5 * (one.end - self.now) >= 3 * one.ttl
+            fresh = one.expires and one.ttl == waiter_ttl and not one.passed and 5 * (one.end - self.now) >= 3 * one.ttl
             one.ttl, one.end = waiter_ttl, one.end if fresh else self.end(waiter_ttl)
             one.delay, one.passed = delay, False
             return self.enter_or_stay(one, ttl)
@@ -183,7 +184,7 @@ class Model:
         for one in [one for one in self.queue if one.weight > permits]:
             self.queue.remove(one)
             length = one.ttl or 7 * 24 * 3600 * 1_000_000
-            self.hinted += [] if one.mortal else [one.id]
+            self.hinted += [] if one.expires else [one.id]
             self.stones.append([one.id, self.now + length, length, "never_fits"])
         self.stones = self.stones[-64:]
         self.settle()

@@ -1,4 +1,4 @@
-"""One step of a lock as the statements of `invariants.py` see it: who took part in it, and who was entitled to what."""
+"""One step of a lock, as the invariants of `invariants.py` see it: which attempts took part, and what each may get."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from msgspec.structs import replace
 from holdfast.rules import lock_outcomes as out
 from holdfast.rules.lock_record import Holder, LockRecord, Tombstone, Waiter
 
-Mortal = TypeVar("Mortal", Holder, Waiter, Tombstone)
+Expiring = TypeVar("Expiring", Holder, Waiter, Tombstone)
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """A request in plain values, because the commands live a layer above. `verb` is the command's name."""
+    """A command in plain values, because the commands are in a layer above. `verb` is the command's name."""
 
     verb: str
     id: str = ""
@@ -24,7 +24,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, command: object) -> Asked:
-        """Read what matters off any command of a lock.
+        """The compared fields of any command of a lock.
 
         >>> Asked.of(Asked(verb="", id="a", token=7))
         Asked(verb='Asked', id='a', token=7, to_id='')
@@ -38,7 +38,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Change:
-    """One step, and what follows from it that several statements need."""
+    """One step, and values derived from it that several invariants need."""
 
     __slots__ = (
         "after", "answer", "asked", "before", "called", "direct", "fresh", "holding", "left", "line", "missed", "named",
@@ -54,7 +54,7 @@ class Change:
         self.fresh = [holder for holder in after.holders if holder.token not in tokens]
         staying = {waiter.id for waiter in after.waiters}
         self.left = [waiter for waiter in self.queue.values() if waiter.id not in staying]
-        # Whom this step was entitled to touch, and the one it granted to other than by an offer.
+        # The attempts that this step may change, and the one that it granted other than by an offer.
         self.named: set[str] = set()
         if isinstance(answer, out.Granted | out.Queued | out.Renewed | out.Released | out.Abandoned | out.PassedOver):
             self.named = {asked.id}
@@ -69,7 +69,7 @@ class Change:
                 self.direct = ""
 
     def _line_up(self) -> None:
-        """Who waits in this step, who of them could be offered something, and who was called after a missed offer."""
+        """The waiters of this step, those that could get an offer, and those that were hinted after a missed offer."""
         lapsed = [one for one in self.before.holders if one.offered and one.id not in self.holding]
         self.missed: dict[str, Waiter | None] = {one.id: one.place for one in lapsed}
         missed = bool(lapsed)
@@ -91,16 +91,16 @@ class Change:
 
 
 def everyone(record: LockRecord) -> list[Holder | Waiter]:
-    """All who hold and all who wait."""
+    """All holders and all waiters."""
     return [*record.holders, *record.waiters]
 
 
-def living(things: tuple[Mortal, ...], now: int) -> list[Mortal]:
-    """Those whose time has not come."""
+def living(things: tuple[Expiring, ...], now: int) -> list[Expiring]:
+    """Those that have not expired."""
     return [thing for thing in things if thing.expires_at is None or thing.expires_at > now]
 
 
-def lowered(thing: Mortal, now: int) -> Mortal:
+def lowered(thing: Expiring, now: int) -> Expiring:
     """The thing with its end at most one ttl from now, whatever the clock was set to."""
     if isinstance(thing, Holder) and thing.place is not None:
         thing = replace(thing, place=lowered(thing.place, now))
@@ -110,7 +110,7 @@ def lowered(thing: Mortal, now: int) -> Mortal:
 
 
 def place_of(waiter: Waiter) -> tuple[object, ...]:
-    """What a waiter keeps when it asks again."""
+    """What a waiter keeps when it acquires again."""
     return waiter.since, waiter.weight, waiter.number, waiter.missed, waiter.unknown
 
 

@@ -1,4 +1,4 @@
-"""Commands of one batch about one key are decided together, and nobody can tell."""
+"""Commands of one batch about one key are decided together, with the same outcomes as one by one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EVERY_ANSWER = {
 
 
 class OnlyApplies(c.LockCommand, frozen=True, kw_only=True):
-    """A command as somebody else might write it, who knows nothing of working forms."""
+    """A command that implements only `apply`, as another package might write it."""
 
     def apply(self, record, now):
         return replace(record, fence=max(record.fence, now), version=record.version + 1), out.Settled()
@@ -85,7 +85,7 @@ class History:
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
-def test_a_batch_has_the_answers_and_the_record_of_its_commands_one_by_one(chunk):
+def test_a_batch_has_the_outcomes_and_the_record_of_its_commands_one_by_one(chunk):
     seen: set[str] = set()
     for seed in range(chunk, HISTORIES, CHUNKS):
         history, now = History(seed), T0
@@ -114,19 +114,19 @@ def _unversioned(outcome: out.Outcome) -> out.Outcome:
     return outcome
 
 
-def test_the_version_rises_once_a_batch():
+def test_the_version_increases_once_per_batch():
     take = [c.Acquire(key="k", id=f"a.{n}", label=ME, kind="semaphore", permits=9, ttl=TTL) for n in range(9)]
     after, _ = c.decide_all(EMPTY, take, T0)
     assert (len(after.holders), after.version) == (9, 1)
 
 
-def test_a_batch_that_changes_nothing_returns_the_very_record():
+def test_a_batch_that_changes_nothing_returns_the_same_record_object():
     record, (granted,) = c.decide_all(EMPTY, [c.Acquire(key="k", id="a", label=ME, ttl=TTL)], T0)
     looks = [c.Inspect(key="k"), c.Settle(key="k"), c.Renew(key="k", id="a", token=granted.token, ttl=TTL)]
     assert c.decide_all(record, looks, T0)[0] is record
 
 
-def test_a_bad_command_takes_the_batch_along_for_the_store_to_decide_one_by_one():
+def test_a_bad_command_fails_the_batch_so_that_the_store_decides_one_by_one():
     good, bad = (c.Acquire(key="k", id="a", label=ME, ttl=ttl) for ttl in (TTL, "soon"))
     with pytest.raises(TypeError):
         c.decide_all(EMPTY, [good, bad], T0)

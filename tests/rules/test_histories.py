@@ -1,4 +1,4 @@
-"""Random histories of one lock: the rules, the statements that always hold, and a naive model must agree."""
+"""Random histories of one lock: the rules, the invariants, and a naive model must agree."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from holdfast.rules.lock import LockState
 from holdfast.rules.lock_record import EMPTY, Label, decode, encode
 
 from .harness import HOUR, SECOND, T0
+from .hypothesis_settings import SEARCHING, histories
 from .invariants import Asked, step_violations, violations
 from .model import Model
-from .proof import SEARCHING, histories
 
 ids = st.sampled_from("abcde")
 ttls = st.sampled_from([7 * SECOND, HOUR, 2 * SECOND, SECOND, None])
@@ -26,11 +26,11 @@ weights = st.sampled_from([1, 1, 2, 1, 3])
 delays = st.sampled_from([0, 0, 0, SECOND, 20 * SECOND])
 holders = st.integers(0, 2) | ids  # a number stands for the n-th holder, where there is one
 waiters = st.integers(0, 2) | ids
-tokens = st.sampled_from(["current", "told", "current", "told", "wrong", "none"])
+tokens = st.sampled_from(["current", "reported", "current", "reported", "wrong", "none"])
 mostly = st.sampled_from([True, True, True, True, True, True, False])
 
 SEEN: Counter[str] = Counter()
-STORIES = 10_000 if SEARCHING else 200
+LONG_HISTORIES = 10_000 if SEARCHING else 200
 COMMON = ["Granted", "Queued", "Busy", "Renewed", "Released", "Abandoned", "NotHolder", "Settled"]
 UNCOMMON = [
     "Transferred", "TargetHolds", "Mismatch", "TooHeavy", "Gone", "ForceReleased", "woken", "closed",
@@ -41,7 +41,7 @@ UNCOMMON = [
 class History(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
-        self.record, self.now, self.told = EMPTY, T0, {}
+        self.record, self.now, self.reported = EMPTY, T0, {}
 
     @initialize(kind=st.sampled_from(["semaphore", "semaphore", "lease"]), offers=mostly)
     def begin(self, kind, offers):
@@ -58,7 +58,7 @@ class History(RuleBasedStateMachine):
     def acquire(self, *, id, **fields):
         answer = self.step("Acquire", LockState.acquire, {"label": Label(id)}, id=id, **fields)
         if isinstance(answer, out.Granted):
-            self.told[id] = answer.token
+            self.reported[id] = answer.token
 
     @rule(who=holders, which=tokens, ttl=ttls)
     def renew(self, who, which, ttl):
@@ -96,7 +96,7 @@ class History(RuleBasedStateMachine):
 
     @rule(how=st.sampled_from(["a while", "to an end", "to an end", "set"]), pick=st.integers(0, 9))
     def time_passes(self, how, pick):
-        """A while, or exactly to (or just before or after) the end of something, or the clock is set."""
+        """Some time, or exactly to (or just before or after) an expiry, or the clock is set."""
         things = [*self.record.holders, *self.record.waiters, *self.record.tombstones]
         ends = sorted({one.expires_at for one in things if one.expires_at is not None})
         ends += [self.record.closed_until] if self.record.closed_until else []
@@ -109,7 +109,7 @@ class History(RuleBasedStateMachine):
 
     def token(self, id, which):
         held = next((holder.token for holder in self.record.holders if holder.id == id), T0)
-        return {"told": self.told.get(id, T0), "current": held, "wrong": held + 1, "none": None}[which]
+        return {"reported": self.reported.get(id, T0), "current": held, "wrong": held + 1, "none": None}[which]
 
     def step(self, verb, decide, unseen=None, /, **fields):
         before = self.record
@@ -121,9 +121,9 @@ class History(RuleBasedStateMachine):
         problems += violations(self.record, self.now, offers=self.offers)
         assert not problems, problems
         expected = self.model.do(self.now, MODEL_VERBS[verb], **fields)
-        assert told(answer) == expected
+        assert reported(answer) == expected
         assert view(self.record) == self.model.view()
-        self.forgetting_would_be_harmless()
+        self.removal_would_be_harmless()
         SEEN[expected[0]] += 1
         SEEN["woken"] += len(answer.woken)
         SEEN["hinted"] += len(answer.hinted)
@@ -134,8 +134,8 @@ class History(RuleBasedStateMachine):
         SEEN["never fits"] += any(stone.reason == "never_fits" for stone in self.record.tombstones)
         return answer
 
-    def forgetting_would_be_harmless(self):
-        """A removable record means nothing to anybody, and a key that begins anew gets a higher token."""
+    def removal_would_be_harmless(self):
+        """A removable record has no effect any more, and the next token of its key is higher."""
         if lock.removable(self.record, self.now, retention=SECOND):
             SEEN["removable"] += 1
             record = self.record
@@ -162,8 +162,8 @@ MODEL_VERBS = {
 }
 
 
-def told(answer) -> tuple:
-    """An answer in the model's words."""
+def reported(answer) -> tuple:
+    """An outcome in the form that the model returns."""
     name = type(answer).__name__
     parts = {
         "Granted": lambda: (answer.token, answer.expires_at),
@@ -180,7 +180,7 @@ def told(answer) -> tuple:
 
 
 def view(record) -> tuple:
-    """A record in the model's words."""
+    """A record in the form of the model."""
     return (
         record.kind,
         record.permits,
@@ -200,22 +200,22 @@ def place(holder):
     return None if holder.place is None else (holder.place.ttl, holder.place.expires_at)
 
 
-def test_rules_statements_and_model_agree_on_searched_histories():
+def test_rules_invariants_and_model_agree_on_searched_histories():
     SEEN.clear()
     run_state_machine_as_test(History, settings=histories)
-    assert_not_quiet(COMMON, at_least=5)
+    assert_often_enough(COMMON, at_least=5)
 
 
-def test_rules_statements_and_model_agree_on_long_crowded_histories():
-    """Hypothesis finds corners and shrinks them; a crowd that acts sensibly gets deeper into a queue."""
+def test_rules_invariants_and_model_agree_on_long_histories_with_many_attempts():
+    """Hypothesis finds and shrinks edge cases; many attempts with plausible commands lead to longer queues."""
     SEEN.clear()
-    for seed in range(STORIES):
-        Crowd(seed).play()
-    assert_not_quiet(COMMON + UNCOMMON, at_least=STORIES // 4)
-    assert_not_quiet(["missed twice"], at_least=STORIES // 40)
+    for seed in range(LONG_HISTORIES):
+        ManyAttempts(seed).play()
+    assert_often_enough(COMMON + UNCOMMON, at_least=LONG_HISTORIES // 4)
+    assert_often_enough(["missed twice"], at_least=LONG_HISTORIES // 40)
 
 
-class Crowd:
+class ManyAttempts:
     """Seven attempts that mostly do what makes sense, for 120 steps."""
 
     def __init__(self, seed):
@@ -246,7 +246,7 @@ class Crowd:
         return self.random.randint(0, 3) if self.random.random() < 0.7 else self.pick(*"abcdefg")
 
     def which(self):
-        return self.random.choices(["current", "told", "wrong", "none"], weights=[6, 3, 1, 1])[0]
+        return self.random.choices(["current", "reported", "wrong", "none"], weights=[6, 3, 1, 1])[0]
 
     def ask(self):
         return self.pick("wait", "wait", "wait", "attempt"), {
@@ -282,6 +282,6 @@ class Crowd:
         return "time_passes", {"how": how, "pick": self.random.randint(0, 11)}
 
 
-def assert_not_quiet(expected, at_least):
+def assert_often_enough(expected, at_least):
     rare = {name: SEEN[name] for name in expected if SEEN[name] < at_least}
-    assert not rare, f"too quiet to be a proof: {rare} of {SEEN.total()} steps"
+    assert not rare, f"too rare to prove anything: {rare} of {SEEN.total()} steps"

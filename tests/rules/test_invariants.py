@@ -1,4 +1,4 @@
-"""The statements themselves: each of them must speak up when what it says does not hold."""
+"""The invariants themselves: each of them reports its violation."""
 
 import pytest
 from msgspec.structs import replace
@@ -7,7 +7,7 @@ from holdfast.rules import lock
 from holdfast.rules import lock_outcomes as out
 from holdfast.rules.lock_record import EMPTY, Forced, Holder, Label, LockRecord, Overflow, Tombstone, Waiter
 
-from .harness import HOUR, OFFER, PATIENCE, SECOND, T0, TTL, Desk
+from .harness import HOUR, OFFER, PATIENCE, SECOND, T0, TTL, LockHarness
 from .invariants import Asked, step_violations, violations
 from .steps import Change
 
@@ -27,7 +27,7 @@ BROKEN = {
     "came after the first of the overflow": replace(
         GOOD, waiters=(W, replace(X, ttl=None, expires_at=None, number=9)), overflow=Overflow(1, 8, 8)
     ),
-    "nobody of the overflow was asked": replace(GOOD, holders=(A,), waiters=(), overflow=Overflow(1, 9, 9)),
+    "no waiter of the overflow was offered it": replace(GOOD, holders=(A,), waiters=(), overflow=Overflow(1, 9, 9)),
     "twice": replace(GOOD, holders=(A, replace(B, id="a"))),
     "stands in the record twice": replace(GOOD, waiters=(W, replace(X, id="a"))),
     "stands in the record twice: ": replace(GOOD, tombstones=(STONE, STONE)),
@@ -69,12 +69,12 @@ def test_a_sound_record_has_no_violations():
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_record_is_told(name):
+def test_a_violation_in_a_record_is_reported(name):
     phrase = name.partition(":")[0]
     assert any(phrase in text for text in violations(BROKEN[name], T0)), violations(BROKEN[name], T0)
 
 
-def test_without_offers_a_head_that_fits_is_no_lost_wake_up():
+def test_without_offers_a_head_waiter_that_fits_is_no_violation():
     assert violations(BROKEN["lost wake-up"], T0, offers=False) == []
 
 
@@ -149,7 +149,7 @@ FALSE_STEPS = {
     "did not keep what is its own": (renew_a, lambda after, answer: (
         replace(after, holders=(replace(after.holders[0], via="b"), B)), answer)),
     "without the right id and token": (renew_a, lambda after, answer: (after, answer)),
-    "was told that it does not": (renew_a, lambda after, answer: (GOOD, out.NotHolder())),
+    "the outcome says that it does not": (renew_a, lambda after, answer: (GOOD, out.NotHolder())),
     "the queue is": (queue_n, lambda after, answer: (replace(after, waiters=after.waiters[::-1]), answer)),
     "the queue is: jumped": (queue_n, lambda after, answer: (
         replace(after, waiters=(after.waiters[2], *after.waiters[:2])), answer)),
@@ -163,20 +163,20 @@ FALSE_STEPS = {
     "refused as gone": (queue_n, lambda after, answer: (GOOD, out.Gone())),
     "closed until": (release_a, lambda after, answer: (replace(after, closed_until=T0 + 1, closed_for=1), answer)),
     "kind or permits were changed": (renew_a, lambda after, answer: (replace(after, permits=3), answer)),
-    "under somebody's feet": (queue_n, lambda after, answer: (replace(after, kind="rw"), answer)),
+    "the kind changed while": (queue_n, lambda after, answer: (replace(after, kind="rw"), answer)),
     "the answer says": (queue_n, lambda after, answer: (replace(after, permits=3), answer)),
     "note of a forced release": (renew_a, lambda after, answer: (replace(after, forced=Forced(T0, "", "")), answer)),
     "another version": (renew_a, lambda after, answer: (replace(after, unknown={"region": "eu"}), answer)),
     "its version did not rise": (renew_a, lambda after, answer: (replace(after, version=GOOD.version), answer)),
     "the version rose": (renew_a, lambda after, answer: (replace(GOOD, version=6), answer)),
-    "very record": (renew_a, lambda after, answer: (replace(GOOD), out.NotHolder())),
-    "one who does not hold": (renew_a, lambda after, answer: (replace(after, holders=(B,)), answer)),
+    "same record object": (renew_a, lambda after, answer: (replace(GOOD), out.NotHolder())),
+    "an attempt that does not hold": (renew_a, lambda after, answer: (replace(after, holders=(B,)), answer)),
     "the holder is": (renew_a, lambda after, answer: (after, replace(answer, expires_at=T0))),
     "the floor is": (renew_a, lambda after, answer: (after, replace(answer, floor=T0 + 1))),
     "left its giver in": (transfer_a, lambda after, answer: (replace(after, holders=(A, *after.holders)), answer)),
-    "was told": (queue_n, lambda after, answer: (after, replace(answer, position=0))),
-    "was told: too late": (queue_n, lambda after, answer: (after, replace(answer, recheck_in=HOUR))),
-    "who is in the way": (queue_n, lambda after, answer: (GOOD, out.Busy(holders=(), waiting=2, now=T0, retry_in=1))),
+    "got Queued": (queue_n, lambda after, answer: (after, replace(answer, position=0))),
+    "got Queued: too late": (queue_n, lambda after, answer: (after, replace(answer, recheck_in=HOUR))),
+    "wrong holders": (queue_n, lambda after, answer: (GOOD, out.Busy(holders=(), waiting=2, now=T0, retry_in=1))),
     "is still there": (release_a, lambda after, answer: (replace(after, holders=(A, *after.holders)), answer)),
     "without a tombstone": (abandon_a, lambda after, answer: (replace(after, tombstones=(STONE,)), answer)),
     "a kind that is not in use": (queue_n, lambda after, answer: (GOOD, out.Mismatch(found="mutex"))),
@@ -186,7 +186,7 @@ FALSE_STEPS = {
 
 
 @pytest.mark.parametrize("name", FALSE_STEPS)
-def test_a_false_step_is_told(name):
+def test_a_violation_in_a_step_is_reported(name):
     make, falsify = FALSE_STEPS[name]
     asked, after, answer = make()
     if name == "without the right id and token":
@@ -196,7 +196,7 @@ def test_a_false_step_is_told(name):
     assert any(name.partition(":")[0] in text for text in found), found
 
 
-def test_a_revived_grant_is_told():
+def test_a_revived_grant_is_reported():
     before = replace(GOOD, holders=(replace(A, expires_at=T0), B))
     after = replace(GOOD, version=6)
     found = step_violations(before, of("Renew", id="a", token=T0), after, out.NotHolder(), T0)
@@ -228,19 +228,19 @@ SETTLED = replace(LAPSED, version=6, holders=(A,), waiters=CALLED)
         ),
     ],
 )
-def test_a_false_step_after_a_missed_offer_is_told(phrase, after, answer):
+def test_a_violation_after_a_missed_offer_is_reported(phrase, after, answer):
     assert step_violations(LAPSED, of("Settle"), SETTLED, out.Settled(hinted=("w", "x")), T0) == []
     assert any(phrase in text for text in step_violations(LAPSED, of("Settle"), after, answer, T0))
 
 
-def test_a_grant_past_an_eligible_waiter_is_told():
+def test_a_grant_that_overtakes_an_eligible_waiter_is_reported():
     before = replace(GOOD, permits=3, waiters=(replace(W, weight=2), X))
     after = replace(before, version=6, fence=T0 + 2, holders=(A, B, replace(B, id="n", token=T0 + 2)))
     answer = out.Granted(token=T0 + 2, floor=T0, since=T0, expires_at=T0 + TTL)
     assert any("stood before it" in text for text in step_violations(before, of("Acquire", id="n"), after, answer, T0))
 
 
-def test_a_refusal_while_a_permit_is_free_is_told():
+def test_a_refusal_while_a_permit_is_free_is_reported():
     before = replace(GOOD, permits=3, waiters=CALLED[:2])
     after = replace(before, version=6, waiters=(W, CALLED[1]))
     answer = out.Queued(position=0, holders=after.holders, now=T0, recheck_in=PATIENCE)
@@ -248,14 +248,14 @@ def test_a_refusal_while_a_permit_is_free_is_told():
     assert any("a permit was free" in text for text in found)
 
 
-def test_a_queue_that_is_called_full_and_is_not_is_told():
+def test_a_full_queue_outcome_with_free_positions_is_reported():
     found = step_violations(GOOD, of("Acquire", id="n"), GOOD, out.TooManyWaiters(waiting=2), T0)
     assert any("called full" in text for text in found)
     found = step_violations(GOOD, of("Acquire", id="n"), GOOD, out.TooManyWaiters(waiting=9), T0)
-    assert any("how many wait" in text for text in found)
+    assert any("wrong number of waiters" in text for text in found)
 
 
-def test_a_pass_over_without_the_token_is_told():
+def test_a_pass_over_without_the_token_is_reported():
     before = replace(GOOD, holders=(A, OPEN))
     after = replace(SETTLED, due_at=GOOD.due_at)
     wrong = of("PassOver", id="b", token=T0)
@@ -265,24 +265,24 @@ def test_a_pass_over_without_the_token_is_told():
     assert step_violations(before, right, after, out.PassedOver(hinted=("w", "x")), T0) == []
 
 
-def test_a_return_from_the_dead_is_told():
-    desk = Desk()
-    granted = desk.acquire("t")
-    found = step_violations(LockRecord(tombstones=(STONE,)), of("Acquire", id="t"), desk.record, granted, T0)
-    assert any("came back from the dead" in text for text in found)
+def test_a_grant_to_an_abandoned_attempt_is_reported():
+    harness = LockHarness()
+    granted = harness.acquire("t")
+    found = step_violations(LockRecord(tombstones=(STONE,)), of("Acquire", id="t"), harness.record, granted, T0)
+    assert any("was abandoned, and is not refused" in text for text in found)
 
 
-def test_a_resend_that_gets_another_token_is_told():
-    desk = Desk()
-    desk.acquire("a")
-    before, asked = desk.record, of("Acquire", id="a")
+def test_a_resend_that_gets_another_token_is_reported():
+    harness = LockHarness()
+    harness.acquire("a")
+    before, asked = harness.record, of("Acquire", id="a")
     fresh = replace(before.holders[0], token=T0 + 1)
     after = replace(before, version=2, fence=T0 + 1, holders=(fresh,))
     answer = out.Granted(token=T0 + 1, floor=T0 + 1, since=T0, expires_at=T0 + TTL)
     assert any("re-send" in text for text in step_violations(before, asked, after, answer, T0))
 
 
-def test_a_grant_on_a_closed_key_is_told():
+def test_a_grant_on_a_closed_key_is_reported():
     closed = LockRecord(fence=1, closed_until=T0 + 1, closed_for=1)
     after = replace(closed, version=1, fence=T0, holders=(A,))
     answer = out.Granted(token=T0, floor=T0, since=T0, expires_at=T0 + TTL)
@@ -295,8 +295,8 @@ def test_a_record_read_back_from_a_store_need_not_be_the_same_object():
     assert step_violations(GOOD, asked, copy, out.NotHolder(), T0, stored=True) == []
 
 
-def test_every_statement_has_been_heard():
-    """A statement that no example above can break says nothing."""
+def test_every_invariant_is_violated_by_some_example():
+    """An invariant that no example above violates would check nothing."""
     from . import invariants  # noqa: PLC0415 - only here the inside is looked at
 
     broken = [text for record in BROKEN.values() for text in violations(record, T0)]

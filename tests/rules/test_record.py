@@ -1,4 +1,4 @@
-"""The stored form of a record: stable, open to newer versions, and never guessed at."""
+"""The stored form of a record: stable, and open to newer versions; an unreadable record is refused."""
 
 import json
 
@@ -20,8 +20,8 @@ from holdfast.rules.lock_record import (
     encode,
 )
 
-from .harness import HOUR, SECOND, T0, Desk
-from .proof import proven
+from .harness import HOUR, SECOND, T0, LockHarness
+from .hypothesis_settings import proven
 
 FULL = {
     "kind": "semaphore",
@@ -90,7 +90,7 @@ def test_unknown_fields_survive_a_round_trip_at_every_level():
 
 @pytest.mark.parametrize("path", [(), ("holders", 0), ("holders", 0, "label"), ("waiters", 0), ("waiters", 0, "label"),
                                   ("tombstones", 0), ("forced",)])  # fmt: skip
-def test_one_unknown_field_alone_survives_wherever_it_stands(path):
+def test_a_single_unknown_field_survives_at_every_level(path):
     plain = known_only(FULL)
     spot = plain
     for part in path:
@@ -100,7 +100,7 @@ def test_one_unknown_field_alone_survives_wherever_it_stands(path):
 
 
 def test_unknown_fields_survive_the_rules():
-    """Renewed, queued, handed over: what a newer version wrote about a holder or waiter goes along."""
+    """Renewed, queued, handed over: fields that a newer version wrote about a holder or waiter are kept."""
     value = {
         "fence": T0,
         "holders": [{"id": "a", "label": {"name": "a"}, "token": T0, "since": T0, "ttl": HOUR,
@@ -109,14 +109,14 @@ def test_unknown_fields_survive_the_rules():
         "due_at": T0 + HOUR,
         "region": "eu",
     }  # fmt: skip
-    desk = Desk(decode("k", json.dumps(value)))
-    desk.later(SECOND).renew("a", T0, ttl=HOUR)
-    desk.wait("b", waiter_ttl=HOUR)
-    written = json.loads(encode(desk.record))
+    harness = LockHarness(decode("k", json.dumps(value)))
+    harness.later(SECOND).renew("a", T0, ttl=HOUR)
+    harness.wait("b", waiter_ttl=HOUR)
+    written = json.loads(encode(harness.record))
     assert (written["holders"][0]["mood"], written["waiters"][0]["mood"], written["region"]) == (1, 2, "eu")
-    desk.release("a", T0)
-    desk.acquire("b")
-    written = json.loads(encode(desk.record))
+    harness.release("a", T0)
+    harness.acquire("b")
+    written = json.loads(encode(harness.record))
     assert (written["holders"][0]["id"], written["holders"][0]["mood"], written["region"]) == ("b", 2, "eu")
 
 
@@ -155,7 +155,7 @@ def test_unknown_fields_survive_the_rules():
     ],
     ids=lambda text: ascii(text[:30]),
 )
-def test_what_cannot_be_read_is_refused_by_name_and_never_taken_for_empty(text):
+def test_an_unreadable_record_is_refused_by_name_and_never_taken_for_empty(text):
     with pytest.raises(RecordUnreadable, match="invoice:42") as caught:
         decode("invoice:42", text)
     assert caught.value.key == "invoice:42"
@@ -169,10 +169,10 @@ def test_the_record_of_an_unused_key_is_an_empty_object():
 
 def test_the_stored_form_leaves_defaults_out_and_does_not_change():
     """Records on disk outlive versions of the code: this text is a promise."""
-    desk = Desk()
-    desk.acquire("a", label="web")
-    desk.wait("b", weight=1, delay=7)
-    assert encode(desk.record).decode() == (
+    harness = LockHarness()
+    harness.acquire("a", label="web")
+    harness.wait("b", weight=1, delay=7)
+    assert encode(harness.record).decode() == (
         '{"fence":1790000000000000,"version":2,"holders":[{"id":"a","label":{"name":"web"},"token":1790000000000000,'
         '"since":1790000000000000,"ttl":30000000,"expires_at":1790000030000000}],"waiters":[{"id":"b","label":'
         '{"name":"b"},"since":1790000000000000,"ttl":5000000,"expires_at":1790000005000000,"delay":7}],'
@@ -180,7 +180,7 @@ def test_the_stored_form_leaves_defaults_out_and_does_not_change():
     )
 
 
-def test_text_that_looks_like_an_unknown_field_is_left_alone():
+def test_text_that_looks_like_an_unknown_field_is_unchanged():
     record = LockRecord(holders=(Holder('"unknown":{', Label('{"unknown":{"a":1}}'), 1, 1, None, None),), fence=1)
     assert decode("k", encode(record)) == record
 
@@ -226,7 +226,7 @@ def test_every_record_survives_a_round_trip(record):
 
 @proven
 @given(records, st.integers(-HOUR, 2**53))
-def test_settling_twice_at_one_moment_is_settling_once(record, now):
+def test_settling_twice_at_one_moment_equals_settling_once(record, now):
     """Even of a record that no rule could have written."""
     once, _ = lock.settle(record, now)
     again, woken = lock.settle(once, now)

@@ -47,7 +47,7 @@ def test_fields_that_a_struct_does_not_have_are_kept_wherever_they_are():
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "null", "7", '{"title":7}', '{"pages":[7]}', '{"pages":[{}]}', '{"back_by":"x"}', b"\xff"]
 )
-def test_what_cannot_be_read_is_refused_by_name(text):
+def test_an_unreadable_record_is_refused_by_name(text):
     with pytest.raises(RecordUnreadable, match="the stored test-book record 'k' cannot be read") as caught:
         BOOK.decode("k", text)
     assert caught.value.key == "k"
@@ -66,7 +66,7 @@ def test_what_cannot_be_read_is_refused_by_name(text):
         object(),
     ],
 )
-def test_what_could_not_be_read_again_is_not_stored(book):
+def test_a_record_that_could_not_be_read_back_is_not_stored(book):
     with pytest.raises((TypeError, OverflowError, UnicodeError)):
         BOOK.stored(book)
 
@@ -77,7 +77,7 @@ def test_a_name_that_would_not_fit_into_every_store_is_refused(name):
         RecordType(name, Book)
 
 
-def test_one_name_is_one_type():
+def test_a_name_can_be_used_for_one_type_only():
     assert type_named("test-book") is BOOK
     assert type_named("nobody-defined-this") is None
     with pytest.raises(ValueError, match="there is a record type 'test-book' already, made of Book"):
@@ -114,6 +114,6 @@ def test_a_struct_that_is_not_stored_under_the_names_of_its_fields_is_refused(op
         RecordType("test-odd", struct)
 
 
-def test_a_due_field_must_be_there():
+def test_a_due_field_must_exist():
     with pytest.raises(ValueError, match="Book has no field 'due_at'"):
         RecordType("test-book", Book, due="due_at")

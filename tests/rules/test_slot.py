@@ -28,13 +28,13 @@ def test_a_slot_that_was_never_written_has_version_0_and_no_value():
     assert slot.read(EMPTY_SLOT) == slot.SlotSeen(version=0, last="", value=None)
 
 
-def test_a_write_on_what_is_there_succeeds_and_counts_up():
+def test_a_write_on_the_current_value_succeeds_and_increments_the_version():
     after, outcome = swap(EMPTY_SLOT, "a.1", '"x"')
     assert outcome == Swapped(version=1)
     assert (after.version, after.value, after.last) == (1, '"x"', "a.1")
 
 
-def test_a_write_on_an_older_value_is_refused_and_told_what_is_there():
+def test_a_write_on_an_older_value_is_refused_with_the_current_value():
     base = written(1)
     newer, _ = swap(base, "b.1", "2")
     after, outcome = swap(newer, "a.1", "3", base=base)
@@ -42,7 +42,7 @@ def test_a_write_on_an_older_value_is_refused_and_told_what_is_there():
     assert outcome == Conflict(version=2, last="b.1", value="2")
 
 
-def test_a_stale_write_after_a_delete_cannot_bring_the_value_back():
+def test_a_stale_write_after_a_delete_is_refused():
     base = written(1)
     deleted, _ = swap(base, "b.1", None)
     after, outcome = swap(deleted, "a.1", "3", base=base)
@@ -56,7 +56,7 @@ def test_a_write_is_compared_by_its_id_so_an_equal_number_of_other_writes_does_n
     assert isinstance(swap(elsewhere, "a.1", base=base)[1], Conflict)
 
 
-def test_a_write_that_comes_again_is_recognised_and_not_made_again():
+def test_a_write_that_is_sent_again_is_recognised_and_not_made_again():
     after, first = swap(EMPTY_SLOT, "a.1", "1")
     for n in range(5):
         after, _ = swap(after, f"b.{n}", "2")
@@ -65,7 +65,7 @@ def test_a_write_that_comes_again_is_recognised_and_not_made_again():
     assert outcome == first == Swapped(version=1)
 
 
-def test_a_refused_write_can_tell_that_no_earlier_sending_of_it_was_made():
+def test_a_refused_write_states_whether_it_was_made_earlier():
     base = written(5)
     later = written(5, base, by="x")
     assert swap(later, "a.1", base=base)[1].decided  # this client never wrote here
@@ -73,7 +73,7 @@ def test_a_refused_write_can_tell_that_no_earlier_sending_of_it_was_made():
     assert swap(base, "w.99", base=later)[1].decided  # what it was built on is not there
 
 
-def test_what_a_client_knows_the_answer_of_is_forgotten_and_what_it_waits_for_is_not():
+def test_writes_that_a_client_has_acknowledged_are_removed_and_the_others_kept():
     slot_ = EMPTY_SLOT
     for number in range(1, 50):
         slot_, _ = swap(slot_, f"a.{number}", acked=max(1, number - 3))
@@ -84,7 +84,7 @@ def test_what_a_client_knows_the_answer_of_is_forgotten_and_what_it_waits_for_is
     assert not slot.swap(slot_, NOW, request="a.45", expected="x.1", version=44, value="1")[1].decided
 
 
-def test_of_a_client_that_never_says_what_it_knows_the_last_writes_are_remembered():
+def test_of_a_client_that_never_acknowledges_the_last_writes_are_kept():
     after = written(RECENT + 10)
     (writer,) = after.past.writers
     assert len(writer.numbers) == RECENT
@@ -92,7 +92,7 @@ def test_of_a_client_that_never_says_what_it_knows_the_last_writes_are_remembere
     assert slot.swap(after, NOW, request="w.10", expected="w.9", version=10, value="1") == (after, Swapped(version=11))
 
 
-def test_the_clients_that_wrote_last_are_remembered_and_of_the_others_it_is_known_that_they_are_not():
+def test_the_latest_writers_are_kept_and_a_resend_of_a_removed_writer_is_undecided():
     after = EMPTY_SLOT
     for client in range(WRITERS + 1):
         after, _ = swap(after, f"c{client}.1")
@@ -104,7 +104,7 @@ def test_the_clients_that_wrote_last_are_remembered_and_of_the_others_it_is_know
     assert not slot.swap(back, NOW, request="c0.1", expected="", version=0, value="1")[1].decided
 
 
-def test_a_loser_may_reserve_the_next_write():
+def test_a_writer_that_lost_a_conflict_may_reserve_the_next_write():
     base = written(1)
     newer, _ = swap(base, "b.1")
     reserved, outcome = swap(newer, "a.1", base=base, reserve=50_000)
@@ -118,13 +118,13 @@ def test_a_loser_may_reserve_the_next_write():
     assert mine.past.reserved_by == ""
 
 
-def test_a_reservation_ends_by_itself_and_a_clock_that_was_set_back_does_not_stretch_it():
+def test_a_reservation_expires_and_setting_the_clock_back_does_not_prolong_it():
     reserved = Slot(1, "1", WriteHistory(last="w.1", reserved_by="a", reserved_until=NOW + 50_000))
     assert isinstance(swap(reserved, "b.1", now=NOW + 50_000)[1], Swapped)
     assert swap(reserved, "b.1", now=NOW - 3_600_000_000)[1].wait == slot.MAX_RESERVATION
 
 
-def test_a_second_loser_does_not_take_the_reservation_over():
+def test_a_second_writer_that_lost_does_not_take_over_the_reservation():
     base = written(1)
     newer, _ = swap(base, "c.1")
     reserved, _ = swap(newer, "a.1", base=base, reserve=50_000)
@@ -136,7 +136,7 @@ def test_a_second_loser_does_not_take_the_reservation_over():
 PLACE = ("global", "", "k")
 
 
-def test_a_write_that_goes_with_a_record_is_compared_by_its_id_and_its_version():
+def test_a_write_with_a_journal_record_is_compared_by_id_and_version():
     base = written(2)
     for expected, version in (("w.0", 2), ("w.1", 1), ("", 0)):
         assert slot.written(base, Swap(PLACE, expected, version, "x"), "r:1") is None
@@ -144,7 +144,7 @@ def test_a_write_that_goes_with_a_record_is_compared_by_its_id_and_its_version()
     assert (after.version, after.value, after.last) == (3, None, "run-1:3.2")
 
 
-def test_a_write_that_goes_with_a_record_keeps_the_writers_and_ends_a_reservation():
+def test_a_write_with_a_journal_record_keeps_the_writers_and_ends_a_reservation():
     writers = (Writer("a", 1, (1, 2), 2), Writer("b", 0, (7,), 5))
     reserved = WriteHistory(last="b.7", writers=writers, forgotten=3, reserved_by="c", reserved_until=NOW + 50_000)
     after = slot.written(Slot(5, "1", reserved), Swap(PLACE, "b.7", 5, "2"), "r:1")

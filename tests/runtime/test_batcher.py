@@ -1,4 +1,4 @@
-"""The lane: batches, failures that stay alone, interruptions, and a clean end."""
+"""The batcher: batches, failures of single commands, interruptions, and closing."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from holdfast.runtime.requests import Request
 from holdfast.stores import open_store
 
 
-def ask(number):
-    """A real command that can be recognised: a look at the key of that number."""
+def look_at(number):
+    """A real command that can be recognised: it inspects the key of that number."""
     return Inspect(key=str(number))
 
 
 async def submitted(batcher, number):
-    return await batcher.submit(ask(number))
+    return await batcher.submit(look_at(number))
 
 
 BAD = Acquire(key="bad", id="bad.1", label=Label(name="bad"), ttl="soon")  # no rule can add that to a time
 
 
-class Gatekeeper:
-    """A real connection that a test can hold shut: it shows what a lane sends, and when."""
+class HeldConnection:
+    """A real connection that a test can block: it shows what a batcher sends, and when."""
 
     def __init__(self, connection) -> None:
         self._connection = connection
@@ -63,7 +63,7 @@ class Gatekeeper:
 def heartbeats():
     store = open_store("memory://", namespace="lane")
     connection = store.connect("commands")
-    yield Gatekeeper(connection)
+    yield HeldConnection(connection)
     connection.close()
     store.close()
 
@@ -81,14 +81,14 @@ def shut(heartbeats):
 
 
 def test_one_caller_gets_a_plain_round_trip_and_no_thread_is_made(batcher, heartbeats):
-    assert isinstance(batcher.run(ask(1)), LockSeen)
+    assert isinstance(batcher.run(look_at(1)), LockSeen)
     assert heartbeats.batches == [[1]]
     assert batcher._thread is None
 
 
-def test_what_gathers_during_a_batch_goes_out_together(batcher, heartbeats):
+def test_commands_submitted_during_a_batch_are_sent_together(batcher, heartbeats):
     shut(heartbeats)
-    threads = [threading.Thread(target=batcher.run, args=(ask(number),)) for number in range(6)]
+    threads = [threading.Thread(target=batcher.run, args=(look_at(number),)) for number in range(6)]
     threads[0].start()
     heartbeats.started.acquire()
     for thread in threads[1:]:
@@ -102,13 +102,13 @@ def test_what_gathers_during_a_batch_goes_out_together(batcher, heartbeats):
     assert len(heartbeats.batches) == 2
 
 
-def test_a_caller_runs_at_most_the_one_batch_that_holds_its_own_command(batcher, heartbeats):
+def test_a_caller_sends_only_the_batch_that_contains_its_own_command(batcher, heartbeats):
     shut(heartbeats)
-    runner = threading.Thread(target=batcher.run, args=(ask(0),))
+    runner = threading.Thread(target=batcher.run, args=(look_at(0),))
     runner.start()
     heartbeats.started.acquire()
     answered = threading.Event()
-    batcher.enqueue([ask(1)], lambda *_: answered.set())
+    batcher.enqueue([look_at(1)], lambda *_: answered.set())
     heartbeats.gate.release()
     runner.join(10)
     assert not runner.is_alive(), "it does not wait for the others' batch"
@@ -119,52 +119,52 @@ def test_a_caller_runs_at_most_the_one_batch_that_holds_its_own_command(batcher,
 
 def test_one_bad_command_fails_alone(batcher):
     results = []
-    batcher.enqueue([ask(1), BAD, ask(2)], lambda outcomes, error: results.append(outcomes))
+    batcher.enqueue([look_at(1), BAD, look_at(2)], lambda outcomes, error: results.append(outcomes))
     eventually(lambda: results)
     assert [type(outcome) for outcome in results[0]] == [LockSeen, Failed, LockSeen]
     with pytest.raises(HoldfastError, match="bad"):
         batcher.run(BAD)
-    assert isinstance(batcher.run(ask(1)), LockSeen)
+    assert isinstance(batcher.run(look_at(1)), LockSeen)
 
 
-def test_an_interrupted_caller_throws_the_connection_away_and_the_others_are_ambiguous(batcher, heartbeats):
+def test_an_interrupted_caller_closes_the_connection_and_the_other_commands_are_ambiguous(batcher, heartbeats):
     shut(heartbeats)
     heartbeats.error = KeyboardInterrupt()
     outcome = []
-    # Put into the queue without a word, so that it goes out in the caller's own batch.
-    batcher._queue.append(Request([ask(7)], lambda outcomes, error: outcome.append(error)))
+    # Put into the queue without a notification, so that it is sent in the caller's own batch.
+    batcher._queue.append(Request([look_at(7)], lambda outcomes, error: outcome.append(error)))
     heartbeats.gate.release()
     with pytest.raises(KeyboardInterrupt):
-        batcher.run(ask(1))
+        batcher.run(look_at(1))
     assert heartbeats.batches == [[7, 1]]
     assert isinstance(outcome[0], StoreUnavailable)
     assert outcome[0].ambiguous
     assert heartbeats.closed == 1
     heartbeats.gate.release(5)
-    assert isinstance(batcher.run(ask(2)), LockSeen), "the lane goes on, over a new connection"
+    assert isinstance(batcher.run(look_at(2)), LockSeen), "the batcher continues, over a new connection"
 
 
-def test_a_surprise_of_the_driver_reaches_every_caller_as_ambiguous(batcher, heartbeats):
+def test_an_unexpected_error_of_the_driver_is_ambiguous_for_every_caller(batcher, heartbeats):
     heartbeats.error = ZeroDivisionError("a surprise")
     with pytest.raises(StoreUnavailable, match="a surprise") as caught:
-        batcher.run(ask(1))
+        batcher.run(look_at(1))
     assert caught.value.ambiguous
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
-    assert isinstance(batcher.run(ask(1)), LockSeen)
+    assert isinstance(batcher.run(look_at(1)), LockSeen)
 
 
 def test_a_loop_is_called_back_with_each_outcome_or_error(batcher, heartbeats, caplog):
     answers = []
 
     async def main():
-        batcher.submit_callback(ask(1), answers.append)
-        batcher.submit_callback(ask(2), lambda _answer: 1 / 0)
+        batcher.submit_callback(look_at(1), answers.append)
+        batcher.submit_callback(look_at(2), lambda _answer: 1 / 0)
         batcher.submit_callback(BAD, answers.append)
-        await batcher.submit(ask(3))
+        await batcher.submit(look_at(3))
         heartbeats.error = StoreUnavailable("away")
-        batcher.submit_callback(ask(4), answers.append)
+        batcher.submit_callback(look_at(4), answers.append)
         with pytest.raises(StoreUnavailable):
-            await batcher.submit(ask(5))
+            await batcher.submit(look_at(5))
 
     asyncio.run(asyncio.wait_for(main(), 10))
     assert heartbeats.batches == [[1, 2, 3], [4, 5]]
@@ -174,20 +174,20 @@ def test_a_loop_is_called_back_with_each_outcome_or_error(batcher, heartbeats, c
     assert "a callback for the outcome of a command failed" in caplog.text
 
 
-def test_what_a_loop_submits_in_one_turn_goes_out_together(batcher, heartbeats):
+def test_commands_that_a_loop_submits_in_one_iteration_are_sent_together(batcher, heartbeats):
     async def main():
-        await asyncio.gather(*(batcher.submit(ask(number)) for number in range(20)))
+        await asyncio.gather(*(batcher.submit(look_at(number)) for number in range(20)))
 
     asyncio.run(main())
     assert heartbeats.batches == [list(range(20))]
 
 
 @pytest.mark.parametrize(("tasks", "first"), [(20, 20), (100, 50), (3_000, 1_000)])
-def test_on_a_swift_store_a_crowd_goes_in_halves_and_everybody_is_answered(heartbeats, tasks, first):
+def test_on_a_fast_store_many_callers_are_sent_in_halves_and_every_caller_gets_its_outcome(heartbeats, tasks, first):
     batcher = Batcher(lambda: heartbeats, "swift", out_of_process=True)
 
     async def going_round(number):
-        return [await batcher.submit(ask(number)) for _ in range(5)]
+        return [await batcher.submit(look_at(number)) for _ in range(5)]
 
     async def main():
         return await asyncio.gather(*(going_round(number) for number in range(tasks)))
@@ -206,18 +206,18 @@ def test_a_cancelled_submission_that_was_not_sent_is_never_sent(batcher, heartbe
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await batcher.submit(ask(2))
+        await batcher.submit(look_at(2))
 
     asyncio.run(main())
     assert heartbeats.batches == [[2]]
 
 
-def test_a_loop_that_is_closed_before_it_posts_leaves_nothing_alive(batcher, heartbeats):
+def test_a_loop_that_is_closed_before_it_submits_leaves_no_reference(batcher, heartbeats):
     loop = asyncio.new_event_loop()
     task = loop.create_task(submitted(batcher, 1))
     task._log_destroy_pending = False
     loop.call_soon(loop.stop)
-    loop.run_forever()  # one turn: submitted, not yet posted
+    loop.run_forever()  # one iteration: submitted, not yet sent
     loop.close()
     gone = weakref.ref(task)
     del task, loop
@@ -226,11 +226,11 @@ def test_a_loop_that_is_closed_before_it_posts_leaves_nothing_alive(batcher, hea
     assert heartbeats.batches == []
 
 
-def test_a_closed_lane_sends_what_it_had_and_then_refuses(batcher, heartbeats):
+def test_a_closed_batcher_sends_its_queued_commands_and_then_refuses(batcher, heartbeats):
     shut(heartbeats)
     answered = []
     for number in range(3):
-        batcher.enqueue([ask(number)], lambda outcomes, error: answered.append(error))
+        batcher.enqueue([look_at(number)], lambda outcomes, error: answered.append(error))
     heartbeats.started.acquire()
     closer = threading.Thread(target=batcher.close)
     closer.start()
@@ -240,11 +240,11 @@ def test_a_closed_lane_sends_what_it_had_and_then_refuses(batcher, heartbeats):
     assert answered == [None, None, None]
     assert heartbeats.closed == 1
     with pytest.raises(ClientClosed):
-        batcher.run(ask(9))
-    assert not batcher.enqueue([ask(9)])
+        batcher.run(look_at(9))
+    assert not batcher.enqueue([look_at(9)])
 
     async def submit():
-        await batcher.submit(ask(9))
+        await batcher.submit(look_at(9))
 
     with pytest.raises(ClientClosed):
         asyncio.run(submit())
@@ -252,7 +252,7 @@ def test_a_closed_lane_sends_what_it_had_and_then_refuses(batcher, heartbeats):
 
 def test_closing_waits_for_a_caller_that_is_sending(batcher, heartbeats):
     shut(heartbeats)
-    runner = threading.Thread(target=batcher.run, args=(ask(0),))
+    runner = threading.Thread(target=batcher.run, args=(look_at(0),))
     runner.start()
     heartbeats.started.acquire()
     closer = threading.Thread(target=batcher.close)
@@ -265,68 +265,68 @@ def test_closing_waits_for_a_caller_that_is_sending(batcher, heartbeats):
     assert heartbeats.closed == 1
 
 
-def test_a_call_on_a_closed_lane_starts_nothing_again(batcher):
+def test_a_call_on_a_closed_batcher_starts_no_thread(batcher):
     answered = threading.Event()
-    batcher.enqueue([ask(1)], lambda *_: answered.set())
+    batcher.enqueue([look_at(1)], lambda *_: answered.set())
     assert answered.wait(10)
     batcher.close()
     thread = batcher._thread
     for _ in range(3):
         with pytest.raises(ClientClosed):
-            batcher.run(ask(9))
+            batcher.run(look_at(9))
     assert batcher._thread is thread
     assert batcher._runner is None
 
 
-def test_a_mistake_in_what_is_done_with_an_answer_stays_alone(batcher, heartbeats, caplog):
+def test_an_error_in_one_callback_does_not_affect_the_others(batcher, heartbeats, caplog):
     shut(heartbeats)
     answered = []
-    batcher.enqueue([ask(0)])
+    batcher.enqueue([look_at(0)])
     heartbeats.started.acquire()
-    batcher.enqueue([ask(1)], lambda *_: 1 / 0)
-    batcher.enqueue([ask(2)], lambda outcomes, error: answered.append(error))
+    batcher.enqueue([look_at(1)], lambda *_: 1 / 0)
+    batcher.enqueue([look_at(2)], lambda outcomes, error: answered.append(error))
     heartbeats.gate.release(10)
     eventually(lambda: answered == [None])
     assert "ZeroDivisionError" in caplog.text
-    assert isinstance(batcher.run(ask(3)), LockSeen), "the thread goes on"
+    assert isinstance(batcher.run(look_at(3)), LockSeen), "the thread goes on"
 
 
-def test_where_no_thread_can_be_started_everybody_is_told_and_the_lane_goes_on(batcher, heartbeats):
+def test_without_a_thread_every_caller_gets_an_error_and_the_batcher_continues_later(batcher, heartbeats):
     async def submit():
-        return await batcher.submit(ask(1))
+        return await batcher.submit(look_at(1))
 
     answered = []
     with no_threads():
         with pytest.raises(StoreUnavailable, match="no thread") as caught:
             asyncio.run(asyncio.wait_for(submit(), 10))
         assert not caught.value.ambiguous
-        assert batcher.enqueue([ask(2)], lambda outcomes, error: answered.append(error))
+        assert batcher.enqueue([look_at(2)], lambda outcomes, error: answered.append(error))
         assert "no thread" in str(answered[0])
         shut(heartbeats)
-        runner = threading.Thread(target=batcher.run, args=(ask(3),))
+        runner = threading.Thread(target=batcher.run, args=(look_at(3),))
         runner.start()
         heartbeats.started.acquire()
-        batcher.enqueue([ask(4)], lambda outcomes, error: answered.append(error))
+        batcher.enqueue([look_at(4)], lambda outcomes, error: answered.append(error))
         heartbeats.gate.release(10)
         runner.join(10)
         eventually(lambda: len(answered) == 2)
-        assert isinstance(batcher.run(ask(5)), LockSeen), "a caller needs no thread"
+        assert isinstance(batcher.run(look_at(5)), LockSeen), "a caller needs no thread"
     assert isinstance(asyncio.run(submit()), LockSeen)
     assert heartbeats.batches == [[3], [5], [1]]
 
 
-def test_a_lane_can_be_closed_where_no_thread_can_be_started(batcher, heartbeats):
-    batcher.run(ask(1))
+def test_a_batcher_can_be_closed_if_no_thread_can_be_started(batcher, heartbeats):
+    batcher.run(look_at(1))
     answered = []
     with no_threads():
-        batcher._queue.append(Request([ask(7)], lambda outcomes, error: answered.append(error)))
+        batcher._queue.append(Request([look_at(7)], lambda outcomes, error: answered.append(error)))
         batcher.close()
     assert "no thread" in str(answered[0])
     assert heartbeats.closed == 1
 
 
-def test_a_real_interrupt_while_acquiring_gives_the_lock_back(url, plan):
-    """Ctrl-C in the very moment in which the store has granted."""
+def test_a_real_interrupt_while_acquiring_releases_the_lock(url, plan):
+    """Ctrl-C at the moment at which the store has granted the lock."""
     with Client(url) as client:
         plan.after = lambda commands: (
             signal.raise_signal(signal.SIGINT) if any(isinstance(c, Acquire) for c in commands) else None
@@ -339,7 +339,7 @@ def test_a_real_interrupt_while_acquiring_gives_the_lock_back(url, plan):
             pass
 
 
-def test_queries_do_not_stand_in_line_with_commands(url, plan):
+def test_queries_do_not_wait_behind_commands(url, plan):
     with Client(url) as client:
         blocked, release = threading.Event(), threading.Event()
 
@@ -364,12 +364,12 @@ def test_many_threads_and_loops_at_once_lose_nothing(batcher):
 
     def from_thread():
         for number in range(200):
-            batcher.run(ask(number))
+            batcher.run(look_at(number))
             done.append(next(answers))
 
     async def many():
         for _ in range(10):
-            await asyncio.gather(*(batcher.submit(ask(number)) for number in range(20)))
+            await asyncio.gather(*(batcher.submit(look_at(number)) for number in range(20)))
             done.extend(next(answers) for _ in range(20))
 
     threads = [threading.Thread(target=from_thread) for _ in range(4)]

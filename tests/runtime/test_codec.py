@@ -1,4 +1,4 @@
-"""Values as JSON and back: what comes back is what went in, and what would not come back is refused with its place."""
+"""Values as JSON and back: a decoded value equals the original, and any other value is refused with its path."""
 
 import subprocess
 import sys
@@ -113,7 +113,7 @@ VALUES = [
 
 
 @pytest.mark.parametrize(("type", "value"), VALUES)
-def test_what_comes_back_is_what_went_in(type, value):
+def test_a_decoded_value_equals_the_encoded_one(type, value):
     assert decode_value(encode_value(value, type, what="it"), type, what="it") == value
 
 
@@ -153,7 +153,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("type", "value", "words"), REFUSED)
-def test_what_would_not_come_back_is_refused_with_its_place(type, value, words):
+def test_a_value_that_would_not_decode_equally_is_refused_with_its_path(type, value, words):
     with pytest.raises(InvalidValue) as caught:
         encode_value(value, type, what="the input of 'f'")
     assert str(caught.value).startswith("the input of 'f' cannot hold this value: ")
@@ -161,7 +161,7 @@ def test_what_would_not_come_back_is_refused_with_its_place(type, value, words):
     assert "\n" not in str(caught.value)
 
 
-def test_a_message_is_written_by_what_it_is_and_keys_that_are_numbers_are_refused():
+def test_a_message_is_encoded_by_its_runtime_type_and_number_keys_are_refused():
     assert encode_message([Line("a"), Colour.RED, NOON], what="it") == (
         '[{"item":"a","price":"1.50"},"red","2026-01-02T12:00:00Z"]'
     )
@@ -172,7 +172,7 @@ def test_a_message_is_written_by_what_it_is_and_keys_that_are_numbers_are_refuse
 
 
 @pytest.mark.parametrize("write", [encode_value, encode_message])
-def test_the_size_and_the_limit_are_told(write):
+def test_an_error_about_size_contains_the_size_and_the_limit(write):
     write("x" * (MAX_BYTES - 2), what="it")
     with pytest.raises(InvalidValue, match="it has 1,048,577 bytes, and the limit is 1,048,576"):
         write("x" * (MAX_BYTES - 1), what="it")
@@ -181,15 +181,15 @@ def test_the_size_and_the_limit_are_told(write):
         write("xxx", what="it", max_bytes=4)
 
 
-class Sulks:
-    """A class that goes wrong in its own ways."""
+class RaisingDump:
+    """A model whose methods raise exceptions."""
 
     def model_dump(self, **_options):
         raise KeyError("sulks")
 
 
 @dataclass
-class Refuses:
+class RaisingInit:
     n: int
 
     def __post_init__(self):
@@ -202,15 +202,15 @@ class Unfinished:
     n: "Missing"  # noqa: F821
 
 
-def test_whatever_a_class_of_the_users_raises_is_an_invalid_value():
+def test_any_exception_of_a_users_class_is_an_invalid_value():
     with pytest.raises(InvalidValue, match=r"\$\[0\] cannot be written: 'sulks'"):
-        encode_message([Sulks()], what="it")
-    broken = Refuses(1)
+        encode_message([RaisingDump()], what="it")
+    broken = RaisingInit(1)
     broken.n = -1
     with pytest.raises(InvalidValue, match="LookupError: below nothing"):
-        encode_value(broken, Refuses, what="it")
+        encode_value(broken, RaisingInit, what="it")
     with pytest.raises(InvalidValue, match="LookupError: below nothing"):
-        decode_value('{"n":-1}', Refuses, what="it")
+        decode_value('{"n":-1}', RaisingInit, what="it")
     with pytest.raises(InvalidValue, match="NameError: name 'Missing'"):
         encode_value(Unfinished(1), Unfinished, what="it")
     with pytest.raises(InvalidValue, match="NameError: name 'Missing'"):
@@ -219,14 +219,14 @@ def test_whatever_a_class_of_the_users_raises_is_an_invalid_value():
         decode_value("{}", Line | Other, what="it")
 
 
-def test_annotations_are_seen_through_what_is_bound():
+def test_annotations_of_bound_methods_and_partials_are_used():
     def add(a: int, b: int) -> Decimal: ...
 
     assert hints_of(partial(partial(add, 1), b=2))["return"] is Decimal
 
 
-def test_arguments_hash_alike_in_every_process():
-    """The order of a set of texts is another one in every process."""
+def test_arguments_have_the_same_hash_in_every_process():
+    """The order of a set of strings differs between processes."""
     script = "from holdfast.workflow.journal import arguments_hash as h; print(h(({'a', 'b', 'c', 'd'},), {}))"
     found = {
         subprocess.run(

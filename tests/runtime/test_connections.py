@@ -27,7 +27,7 @@ LIMIT = 14
 
 
 class Postgres:
-    """Its connections, and a way to use up all that it allows."""
+    """Counts the connections of the server, and can use up all that it permits."""
 
     settings: ClassVar = {"max_connections": str(LIMIT), "superuser_reserved_connections": "0", "fsync": "off"}
 
@@ -37,7 +37,7 @@ class Postgres:
         self._fillers = []
 
     def count(self):
-        """How many are open but for our own."""
+        """How many connections are open, without those of the test."""
         ours = [one.info.backend_pid for one in (self._admin, *self._fillers)]
         return self._admin.execute(
             "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> ALL(%s)", (ours,)
@@ -61,7 +61,7 @@ class Postgres:
         return self.count() + 1 + len(self._fillers)
 
     def drain(self):
-        """Close all that fill it."""
+        """Close the connections that `fill` opened."""
         while self._fillers:
             self._fillers.pop().close()
 
@@ -96,7 +96,7 @@ def server(request):
 
 
 @pytest.fixture
-def crowd(server):
+def filled(server):
     made = (Postgres if server.url.startswith("postgres") else RedisLike)(server.url)
     yield made
     eventually(lambda: made.count() == 0)
@@ -108,39 +108,39 @@ def url(server):
     return server.url
 
 
-def test_at_the_limit_a_granted_lease_is_still_renewed(url, crowd):
+def test_at_the_limit_a_granted_lease_is_still_renewed(url, filled):
     renewed = []
     with Client(url) as hf:
         hf.events.subscribe(lambda event: renewed.append(event) if event.name == "leases_renewed" else None)
         lease = hf.lock("at-the-limit", ttl=1.5).acquire()
-        crowd.fill()
+        filled.fill()
         eventually(lambda: len(renewed) >= 3)
         assert lease.valid
         lease.release()
-        crowd.drain()
+        filled.drain()
 
 
-def test_where_heartbeats_cannot_connect_nothing_is_granted(url, crowd, monkeypatch):
+def test_nothing_is_granted_if_heartbeats_cannot_connect(url, filled, monkeypatch):
     monkeypatch.setattr(flows, "RESEND_AFTER", (0.01,))
     with Client(url) as other, Client(url) as hf:
         assert other.locks.inspect("never").fence == 0
-        crowd.fill(leave=1)
+        filled.fill(leave=1)
         with pytest.raises(StoreUnavailable, match=r"nothing was granted: the connection that renews") as caught:
             hf.lock("never", ttl=5, wait=0).acquire()
         assert caught.value.retryable
         assert not caught.value.ambiguous
         assert other.locks.inspect("never").fence == 0
-        crowd.drain()
+        filled.drain()
         with hf.lock("never", ttl=5) as lease:
             assert lease.valid
 
 
-def test_what_nobody_renews_needs_no_connection_for_heartbeats(url, crowd):
+def test_a_lock_without_renewal_needs_no_heartbeat_connection(url, filled):
     with Client(url) as hf:
-        crowd.fill(leave=1)
+        filled.fill(leave=1)
         assert hf.leases.acquire_lease("named", "me", 5).acquired
         assert hf.hold("window", ttl=5) is not None
-        crowd.drain()
+        filled.drain()
 
 
 # -- the numbers in docs/guarantees.md --------------------------------------------------------------------------
@@ -152,47 +152,47 @@ async def short(ctx, seconds):
     return await ctx.step("one", lambda: 1)
 
 
-def test_a_client_opens_connections_when_it_needs_them(url, crowd, monkeypatch):
-    """None; 2 with its first lock; 3 once it has waited; one more for queries, closed when nobody asks."""
+def test_a_client_opens_connections_when_it_needs_them(url, filled, monkeypatch):
+    """None; 2 with its first lock; 3 once it has waited; one more for queries, closed when it is not used."""
     monkeypatch.setattr(client, "QUERIES_IDLE", 0.05)
     with Client(url) as other, Client(url) as hf:
         held = other.semaphore("counted", permits=1, ttl=5).acquire()
-        assert crowd.count() == 2
+        assert filled.count() == 2
         hf.leases.acquire_lease("named", "me", 5)
-        assert crowd.count() == 3
+        assert filled.count() == 3
         with hf.lock("free", ttl=5):
-            assert crowd.count() == 4
+            assert filled.count() == 4
         waiting = threading.Thread(target=lambda: hf.semaphore("counted", permits=1, ttl=5).acquire().release())
         waiting.start()
-        eventually(lambda: crowd.count() == 5)
-        with hf.lock("kept", ttl=0.5):  # so that the keeper looks around
+        eventually(lambda: filled.count() == 5)
+        with hf.lock("kept", ttl=0.5):  # so that the heartbeat thread checks
             hf.locks.list()
             eventually(lambda: not hf.runtime.batchers["queries"].connected)
-            eventually(lambda: crowd.count() == 5)
+            eventually(lambda: filled.count() == 5)
             hf.locks.list()
         held.release()
         waiting.join()
 
 
-def test_an_engine_has_four_connections_the_one_for_queries_only_while_it_asks_them(url, crowd, monkeypatch):
+def test_an_engine_has_four_connections_one_of_them_only_during_queries(url, filled, monkeypatch):
     monkeypatch.setattr(client, "QUERIES_IDLE", 0.05)
 
-    async def story():
+    async def scenario():
         async with Engine(url, workflows=[short], worker_ttl=1.5) as engine:
             run = await engine.start(short, 0.01)
             await run.result()
             await engine.list()
-            at_most = crowd.count()
-            await asyncio.to_thread(eventually, lambda: crowd.count() == 3)
+            at_most = filled.count()
+            await asyncio.to_thread(eventually, lambda: filled.count() == 3)
             return at_most
 
-    assert asyncio.run(story()) == 4
+    assert asyncio.run(scenario()) == 4
 
 
 # -- neighbours ---------------------------------------------------------------------------------------------------
 
 
-def test_releases_in_the_same_batch_go_on_while_grants_are_refused():
+def test_releases_of_a_batch_are_executed_while_its_grants_are_refused():
     store = open_store("memory://", namespace="default")
 
     def refused():

@@ -1,4 +1,4 @@
-"""The keeper: heartbeats that do not forget anyone, and debts that are paid."""
+"""The heartbeat thread: it renews every lease, runs callbacks, and completes releases that failed."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def hf(plan, url):
         yield client
 
 
-def test_a_lease_that_comes_while_the_keeper_looks_around_is_not_forgotten(hf, monkeypatch):
-    """It has made its list, and would go to sleep for a minute: the newcomer must ring."""
+def test_a_lease_added_while_the_heartbeat_thread_checks_is_renewed(hf, monkeypatch):
+    """The thread has made its list and would sleep for a minute: the new lease must wake it."""
     looking, go_on = threading.Event(), threading.Event()
     resend = PendingAbandons.send_due
 
@@ -53,15 +53,15 @@ def test_a_lease_that_comes_while_the_keeper_looks_around_is_not_forgotten(hf, m
 
 
 def test_many_leases_are_renewed_by_one_thread_in_one_batch(hf, plan):
-    leases = [hf.lock(f"k{number}", ttl=3).acquire() for number in range(50)]  # what is due within 0.25 s goes along
+    leases = [hf.lock(f"k{number}", ttl=3).acquire() for number in range(50)]  # renewals due within 0.25 s are included
     eventually(lambda: 50 in plan.batches)
     assert [t.name for t in threading.enumerate()].count("holdfast-renewals") == 1
     for lease in leases:
         lease.release()
 
 
-def test_clients_that_took_leases_at_the_same_moment_renew_them_at_different_ones(plan, url, monkeypatch):
-    """Forty that renew permits of one semaphore together would wait for each other, each time."""
+def test_clients_that_acquired_at_the_same_moment_renew_at_different_moments(plan, url, monkeypatch):
+    """Forty clients that renew permits of one semaphore together would wait for each other each time."""
     paces = iter([0.8, 0.9, *[1.0] * 100])
     monkeypatch.setattr(heartbeats_module, "_random_pace", lambda: next(paces))
     with Client(url) as one, Client(url) as another:
@@ -72,7 +72,7 @@ def test_clients_that_took_leases_at_the_same_moment_renew_them_at_different_one
             lease.release()
 
 
-def test_each_round_of_renewals_has_a_pace_of_its_own(hf, monkeypatch):
+def test_each_round_of_renewals_has_its_own_random_interval(hf, monkeypatch):
     monkeypatch.setattr(heartbeats_module, "_random_pace", lambda: 0.8)
     with hf.lock("a", ttl=300) as lease:
         renewal, first = lease._renewal, lease.expires_at
@@ -88,7 +88,7 @@ def test_a_round_of_renewals_is_never_later_than_its_interval():
     assert 0.95 < max(paces) <= 1
 
 
-def test_a_fault_of_its_own_does_not_end_everybodys_heartbeats(hf, monkeypatch, caplog):
+def test_an_error_in_the_heartbeat_thread_does_not_end_the_heartbeats(hf, monkeypatch, caplog):
     stumbled = []
     renew = Heartbeats._renew
 
@@ -107,7 +107,8 @@ def test_a_fault_of_its_own_does_not_end_everybodys_heartbeats(hf, monkeypatch, 
 
 
 def test_a_renewal_that_arrives_after_the_release_is_not_a_loss(hf, plan):
-    """The store has released and its reply is on the way; a renewal that comes now finds nothing, and that is well."""
+    """The store has released and its reply is in progress; a renewal that arrives now finds nothing, which is no
+    loss."""
     seen = []
     hf.events.subscribe(lambda event: seen.append(event.name))
     renewing, released, renewed = threading.Event(), threading.Event(), threading.Event()
@@ -139,7 +140,7 @@ def test_a_renewal_that_arrives_after_the_release_is_not_a_loss(hf, plan):
 
 
 def test_the_deadline_counts_from_the_moment_before_the_request_was_sent(hf, plan):
-    """A reply that was long on its way makes the lease shorter here, never longer."""
+    """A slow reply makes the lease shorter here, never longer."""
     before = elapsed()
     plan.after = lambda commands: time.sleep(0.3) if any(isinstance(c, Acquire) for c in commands) else None
     lease = hf.lock("a", ttl=5).acquire()
@@ -170,7 +171,7 @@ def test_a_lost_lease_cannot_be_released_or_renewed(hf):
     hf.locks.force_release("a", reason="test")
 
 
-def test_a_callback_that_raises_is_reported_and_stops_nobody(hf):
+def test_a_callback_that_raises_is_reported_and_does_not_stop_others(hf):
     seen = []
     hf.events.subscribe(lambda event: seen.append((event.name, event.fields)))
     told = []
@@ -188,7 +189,7 @@ def test_a_callback_that_raises_is_reported_and_stops_nobody(hf):
     assert ["ZeroDivisionError" in error or "SystemExit" in error for error in errors] == [True, True]
 
 
-def test_a_callback_that_takes_long_costs_nobody_a_heartbeat(hf):
+def test_a_slow_callback_does_not_delay_heartbeats(hf):
     go_on, started = threading.Event(), threading.Event()
 
     def slow(_lease):
@@ -197,7 +198,7 @@ def test_a_callback_that_takes_long_costs_nobody_a_heartbeat(hf):
 
     other = hf.lock("b", ttl=3, renew_every=0.3).acquire()
     lost = hf.lock("a", on_lost=slow).acquire()
-    hf.runtime.heartbeats.call_soon(lambda: lost._held.lose("test"))  # as the keeper itself finds out
+    hf.runtime.heartbeats.call_soon(lambda: lost._held.lose("test"))  # as the heartbeat thread itself finds it
     assert started.wait(10)
     first = other.expires_at
     eventually(lambda: other.expires_at > first + timedelta(seconds=1))
@@ -205,7 +206,7 @@ def test_a_callback_that_takes_long_costs_nobody_a_heartbeat(hf):
     other.release()
 
 
-def test_a_sink_that_ends_its_thread_does_not_end_the_keeper(hf):
+def test_an_event_subscriber_that_exits_its_thread_does_not_end_the_heartbeats(hf):
     hf.events.subscribe(lambda _event: sys.exit(1))
     with hf.lock("a", ttl=3, renew_every=0.3) as lease:
         first = lease.expires_at
@@ -214,7 +215,7 @@ def test_a_sink_that_ends_its_thread_does_not_end_the_keeper(hf):
 
 
 class AnsweringLoop:
-    """An event loop that answers at once, from within the question."""
+    """An event loop that runs a callback at once, within `call_soon_threadsafe`."""
 
     def call_soon_threadsafe(self, callback):
         callback()
@@ -223,7 +224,7 @@ class AnsweringLoop:
         return False
 
 
-def test_a_loop_that_answers_at_once_is_not_silent():
+def test_a_loop_that_responds_at_once_is_not_blocked():
     loop = AnsweringLoop()
     probe = LoopProbe(loop)
     assert probe.silent_for(10.0) == 0.0
@@ -233,7 +234,7 @@ def test_a_loop_that_answers_at_once_is_not_silent():
     assert probe.stopped, "a loop that is gone has stopped"
 
 
-def test_a_callback_for_which_there_is_no_thread_is_made_with_the_next_one(caplog):
+def test_a_callback_that_got_no_thread_is_run_with_the_next_one(caplog):
     callbacks, told = Callbacks(), []
     with no_threads():
         callbacks.add(lambda: told.append(1))
@@ -242,7 +243,7 @@ def test_a_callback_for_which_there_is_no_thread_is_made_with_the_next_one(caplo
     eventually(lambda: told == [1, 2])
 
 
-def test_a_loss_that_finds_no_thread_for_its_callback_ends_nobodys_heartbeats(hf):
+def test_a_loss_without_a_thread_for_its_callback_does_not_end_the_heartbeats(hf):
     other = hf.lock("b", ttl=6, renew_every=0.3).acquire()
     told = []
     lost = hf.lock("a", ttl=3, renew_every=0.3, on_lost=told.append).acquire()
@@ -255,7 +256,7 @@ def test_a_loss_that_finds_no_thread_for_its_callback_ends_nobodys_heartbeats(hf
     other.release()
 
 
-def test_a_keeper_that_finds_no_thread_says_so_and_starts_when_there_is_one(url):
+def test_without_a_heartbeat_thread_an_error_is_raised_and_the_next_call_starts_it(url):
     with Client(url) as hf:
         with no_threads(), pytest.raises(RuntimeError, match="can't start new thread"):
             hf.lock("a").acquire()
@@ -264,7 +265,7 @@ def test_a_keeper_that_finds_no_thread_says_so_and_starts_when_there_is_one(url)
             eventually(lambda: lease.expires_at > first + timedelta(seconds=1))
 
 
-def test_heartbeats_for_which_there_is_no_thread_are_tried_again(hf):
+def test_heartbeats_that_got_no_thread_are_tried_again(hf):
     seen = []
     hf.events.subscribe(lambda event: seen.append((event.name, event.fields)))
     lease = hf.lock("a", ttl=1.5, max_renew_failures=50).acquire()
@@ -276,8 +277,8 @@ def test_heartbeats_for_which_there_is_no_thread_are_tried_again(hf):
     lease.release()
 
 
-def test_what_could_not_be_given_back_says_why(tmp_path, monkeypatch):
-    """Also where it was this one command that failed, and not the way to the store."""
+def test_a_failed_release_is_reported_with_its_reason(tmp_path, monkeypatch):
+    """Also if only this command failed, and not the connection."""
     seen = []
     hf = Client(f"sqlite:///{tmp_path}/locks.db")  # a store that runs the rules in Python, where one can be broken
     hf.events.subscribe(lambda event: seen.append(event.fields["error"]) if event.name == "give_back_failed" else None)
@@ -288,7 +289,7 @@ def test_what_could_not_be_given_back_says_why(tmp_path, monkeypatch):
     hf.close()
 
 
-def test_an_errand_that_comes_when_the_keeper_has_ended_is_seen_to_by_the_next_caller(url):
+def test_a_callback_queued_after_the_heartbeat_thread_ended_is_run_by_the_next_caller(url):
     client, done = Client(url), []
     heartbeats = client.runtime.heartbeats
     heartbeats.start()
@@ -301,7 +302,7 @@ def test_an_errand_that_comes_when_the_keeper_has_ended_is_seen_to_by_the_next_c
         assert done == [1, 2]
 
 
-def test_a_handing_over_that_is_given_up_in_a_finaliser_is_left_to_the_keeper(hf, monkeypatch):
+def test_a_release_that_is_interrupted_in_a_finaliser_is_completed_by_the_heartbeat_thread(hf, monkeypatch):
     lease = hf.lock("a").acquire()
     lost_by = []
     lose = LocalGrant.lose
@@ -309,7 +310,7 @@ def test_a_handing_over_that_is_given_up_in_a_finaliser_is_left_to_the_keeper(hf
         LocalGrant, "lose", lambda self, why: (lost_by.append(threading.current_thread().name), lose(self, why))[1]
     )
     flow = lease._hand_over("bob")
-    next(flow)  # on its way to the store
+    next(flow)  # in progress
     flow.close()  # as it is when it is collected
     eventually(lambda: not lease.valid)
     assert lost_by == ["holdfast-renewals"]
@@ -317,8 +318,8 @@ def test_a_handing_over_that_is_given_up_in_a_finaliser_is_left_to_the_keeper(hf
         pass
 
 
-def test_records_that_nobody_uses_are_removed_by_and_by(url):
-    """The keeper does it now and then, a page at a time; tokens still rise afterwards."""
+def test_unused_records_are_removed_over_time(url):
+    """The heartbeat thread does it from time to time, one page at a time; tokens still rise afterwards."""
     removed = []
     with Client(url, retention=1) as hf:
         hf.events.subscribe(
@@ -331,7 +332,7 @@ def test_records_that_nobody_uses_are_removed_by_and_by(url):
         heartbeats = hf.runtime.heartbeats
 
         def all_removed():
-            heartbeats._clean_at = 0.0  # its hour has come
+            heartbeats._clean_at = 0.0  # it is due
             heartbeats.call_soon(lambda: None)
             return sum(removed) == 150
 
@@ -341,7 +342,7 @@ def test_records_that_nobody_uses_are_removed_by_and_by(url):
             assert again.token > tokens[0]
 
 
-def test_a_long_wait_is_said_once_with_holder_and_position(url, monkeypatch):
+def test_a_long_wait_is_reported_once_with_holder_and_position(url, monkeypatch):
     monkeypatch.setattr(flows, "LONG_WAIT", 0.05)
     monkeypatch.setattr(taking, "LONG_WAIT", 0.05)
     with Client(url, name="holder") as holder, Client(url, name="waiter") as waiter:
@@ -356,7 +357,7 @@ def test_a_long_wait_is_said_once_with_holder_and_position(url, monkeypatch):
             thread = threading.Thread(target=lambda: waiter.lock("a", wait=0.3, on_busy="skip")(print)())
             thread.start()
             thread.join(20)
-        assert [(event["key"], event["position"]) for event in seen] == [("a", 0)], "also at the local gate"
+        assert [(event["key"], event["position"]) for event in seen] == [("a", 0)], "also in the local queue"
         assert [event["owner"] for event in seen] == ["waiter"], "named as everywhere else"
 
 
@@ -372,8 +373,8 @@ def raw(url):
     store.close()
 
 
-def test_a_client_that_ends_right_after_a_release_leaves_its_offer_to_the_next_waiters(url, raw):
-    """The waiter that has the offer may be dead, and nobody else would look before its next sign of life."""
+def test_a_client_that_closes_right_after_a_release_hints_the_next_waiters(url, raw):
+    """The waiter that has the offer may have crashed, and the others would not check before their next sign of life."""
     connection, heard = raw
     with Client(url) as client:
         lease = client.lock("k").acquire()
@@ -385,7 +386,7 @@ def test_a_client_that_ends_right_after_a_release_leaves_its_offer_to_the_next_w
     assert [holder.id for holder in seen.record.holders] == ["dead.1"]
 
 
-def test_a_client_that_is_closed_with_its_lock_leaves_the_offer_to_the_next_waiters(url, raw):
+def test_a_client_that_closes_while_it_holds_a_lock_hints_the_next_waiters(url, raw):
     connection, heard = raw
     client = Client(url)
     lease = client.lock("k").acquire()
@@ -395,18 +396,18 @@ def test_a_client_that_is_closed_with_its_lock_leaves_the_offer_to_the_next_wait
     eventually(lambda: "b.1" in heard)
 
 
-def test_an_offer_that_an_abandoned_attempt_hands_on_is_looked_after(url, raw, hf):
-    """Its next waiter may be dead, too."""
+def test_an_offer_made_by_an_abandon_is_checked_until_it_ends(url, raw, hf):
+    """The next waiter may have crashed, too."""
     connection, heard = raw
     (held,) = connection.execute([acquire("k", "a.1")])
     connection.execute([wait("k", "gives up.1"), wait("k", "dead.1"), wait("k", "b.1", waiter_ttl=600_000_000)])
     connection.execute([release("k", "a.1", token=held.token)])
     hf.runtime.heartbeats.start()
     hf.runtime.give_back(Abandon(key="k", id="gives up.1", ttl=10_000_000))
-    eventually(lambda: "b.1" in heard)  # when the offer to the dead one has run out
+    eventually(lambda: "b.1" in heard)  # when the offer to the crashed waiter has expired
 
 
-def test_an_offer_that_lasts_longer_than_the_first_is_looked_after_until_its_end(url, raw, hf):
+def test_an_offer_that_lasts_longer_is_checked_until_it_ends(url, raw, hf):
     """Each offer that a waiter has missed doubles the next."""
     connection, heard = raw
     (held,) = connection.execute([acquire("k", "a.1")])

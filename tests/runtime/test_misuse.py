@@ -45,11 +45,11 @@ async def open_engine():
 
 @pytest.mark.filterwarnings("ignore:.*was not closed:ResourceWarning")
 @pytest.mark.parametrize("use", [open_client, take_lock, open_engine])
-def test_trio_is_told_apart(use):
+def test_trio_is_detected(use):
     trio.run(under_trio, use)
 
 
-def test_with_on_something_asynchronous_says_async_with():
+def test_with_on_an_async_object_says_async_with():
     async def main():
         async with AsyncClient("memory://") as hf, Engine("memory://", workflows=[locking]) as engine:
             locks = (hf.lock("a"), hf.semaphore("s", permits=2), hf.rwlock("rw").read(), hf.leader("l"))
@@ -73,7 +73,7 @@ def test_with_on_something_asynchronous_says_async_with():
     asyncio.run(main())
 
 
-def test_async_with_on_something_synchronous_says_with():
+def test_async_with_on_a_sync_object_says_with():
     async def main():
         with Client("memory://") as hf:
             for thing in (hf, hf.lock("a"), hf.rwlock("rw").write()):
@@ -85,7 +85,7 @@ def test_async_with_on_something_synchronous_says_with():
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork on this system")
-def test_an_engine_in_the_child_of_a_fork_says_whose_it_is(tmp_path):
+def test_an_engine_used_in_a_forked_child_raises_an_error_that_says_so(tmp_path):
     async def main():
         async with Engine(f"sqlite:///{tmp_path}/a.db", workflows=[quick]) as engine:
             reading, writing = os.pipe()
@@ -113,14 +113,14 @@ def test_an_engine_in_the_child_of_a_fork_says_whose_it_is(tmp_path):
     asyncio.run(main())
 
 
-def test_the_test_kit_names_its_extra_where_pytest_is_missing():
+def test_without_pytest_the_testing_package_names_its_extra():
     program = "import sys; sys.modules['pytest'] = None; from holdfast.testing import TestEngine"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "pip install 'holdfast[testing]'" in done.stderr
 
 
-def test_the_extra_all_installs_what_there_is_code_for():
+def test_the_extra_all_includes_every_other_extra():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     (everything,) = extras["all"]
     named = everything.removeprefix("holdfast[").removesuffix("]").split(",")

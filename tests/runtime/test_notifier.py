@@ -1,4 +1,4 @@
-"""The flag: whoever waits is woken, also by one who was interrupted on the way."""
+"""The notifier: every waiter is woken, also if an earlier `set` was interrupted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from waiting import eventually
 from holdfast.runtime.notifier import Notifier
 
 
-def test_setting_that_was_interrupted_is_finished_by_setting_again():
+def test_a_set_that_was_interrupted_is_completed_by_the_next_set():
     flag, woken = Notifier(), []
 
     def interrupted():
@@ -30,7 +30,7 @@ def test_setting_that_was_interrupted_is_finished_by_setting_again():
     assert woken == ["first", "second"], "each is woken once"
 
 
-def test_threads_and_loops_that_wait_are_all_woken_and_nobody_stays_on_the_list():
+def test_all_waiting_threads_and_loops_are_woken_and_none_stays_registered():
     flag, woken = Notifier(), []
     threads = [threading.Thread(target=lambda: woken.append(flag.wait(20))) for _ in range(3)]
     threads += [threading.Thread(target=lambda: woken.append(asyncio.run(flag.wait_async(20)))) for _ in range(3)]

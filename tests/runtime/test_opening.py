@@ -59,6 +59,6 @@ def test_a_relative_path_means_the_folder_in_which_the_client_was_made(tmp_path,
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
 @pytest.mark.parametrize(("url", "error"), [("nothing", InvalidOption), ("nowhere://", StoreNotInstalled)])
-def test_an_address_of_no_store_is_refused_by_the_constructor(kind, url, error):
+def test_an_address_without_a_store_is_refused_by_the_constructor(kind, url, error):
     with pytest.raises(error):
         kind(url)

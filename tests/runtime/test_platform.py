@@ -1,4 +1,4 @@
-"""What differs between systems, and the ways around it."""
+"""Differences between operating systems, and their workarounds."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ HANG = 60
 
 
 def run(code, *arguments):
-    """Run the code in an interpreter of its own and return what it printed."""
+    """Run the code in a separate interpreter and return what it printed."""
     done = subprocess.run(
         [sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, timeout=HANG, check=False
     )
@@ -25,7 +25,7 @@ def run(code, *arguments):
     return done.stdout.strip()
 
 
-def test_without_a_boot_time_clock_the_monotonic_clock_does():
+def test_without_a_boot_time_clock_the_monotonic_clock_is_used():
     code = """
 import time
 if hasattr(time, "CLOCK_BOOTTIME"):
@@ -87,8 +87,8 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), ran)
     assert run(code) == "7 []"
 
 
-def test_without_fcntl_the_module_imports_and_locks_by_the_means_of_windows(tmp_path):
-    """A stand-in for msvcrt locks a byte with the means of this system, as the real one would there."""
+def test_without_fcntl_the_module_imports_and_uses_the_locks_of_windows(tmp_path):
+    """A replacement of msvcrt locks a byte with the calls of this system."""
     code = """
 import sys, types, os
 import asyncio, subprocess  # they look for the real msvcrt
@@ -149,11 +149,11 @@ def test_the_network_file_system_under_a_path_is_named(mounts, path, kind):
     assert network_file_system(Path(path), mounts) == kind
 
 
-def test_what_cannot_be_told_is_no_network_file_system(tmp_path):
+def test_an_unknown_file_system_is_not_reported_as_a_network_file_system(tmp_path):
     assert network_file_system(tmp_path / "x", tmp_path / "no-such-table") is None
 
 
-def test_other_systems_have_no_mount_table(mounts, monkeypatch):
+def test_systems_without_a_mount_table_report_no_network_file_system(mounts, monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
     assert network_file_system(Path("/srv/holdfast.db"), mounts) is None
 
@@ -182,7 +182,7 @@ def holder(tmp_path):
     process.communicate(timeout=HANG)
 
 
-def test_a_file_lock_keeps_other_processes_out_until_it_is_given_back(tmp_path, holder):
+def test_a_file_lock_excludes_other_processes_until_it_is_released(tmp_path, holder):
     lock = FileLock(tmp_path / "lock")
     assert not lock.try_lock()
     holder.stdin.write("unlock\n")
@@ -192,7 +192,7 @@ def test_a_file_lock_keeps_other_processes_out_until_it_is_given_back(tmp_path, 
     lock.close()
 
 
-def test_a_file_lock_goes_with_the_process_that_is_killed(tmp_path, holder):
+def test_a_file_lock_ends_with_a_killed_process(tmp_path, holder):
     lock = FileLock(tmp_path / "lock")
     assert not lock.try_lock()
     holder.send_signal(signal.SIGKILL)
@@ -202,7 +202,7 @@ def test_a_file_lock_goes_with_the_process_that_is_killed(tmp_path, holder):
     lock.close()
 
 
-def test_a_file_lock_keeps_other_locks_of_the_same_process_out_and_goes_when_closed(tmp_path):
+def test_a_file_lock_excludes_other_locks_of_the_same_process_until_it_is_closed(tmp_path):
     one, two = FileLock(tmp_path / "lock"), FileLock(tmp_path / "lock")
     assert one.try_lock()
     assert not two.try_lock()
@@ -211,7 +211,7 @@ def test_a_file_lock_keeps_other_locks_of_the_same_process_out_and_goes_when_clo
     two.close()
 
 
-def test_a_file_lock_is_not_inherited_by_programs_that_are_started(tmp_path):
+def test_a_file_lock_is_not_inherited_by_child_programs(tmp_path):
     lock = FileLock(tmp_path / "lock")
     assert lock.try_lock()
     child = subprocess.Popen(
@@ -238,7 +238,7 @@ class Interrupted(threading.Thread):
             raise RuntimeError("release unlocked lock")
 
 
-def test_an_interrupt_while_a_thread_starts_stays_an_interrupt():
+def test_an_interrupt_while_a_thread_starts_is_raised_unchanged():
     with pytest.raises(KeyboardInterrupt):
         _platform.start_thread(Interrupted())
 

@@ -1,4 +1,4 @@
-"""Forks, interpreter exits and running loops: what a process must not do to another."""
+"""Forks, interpreter exits and running loops: how processes stay independent."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def python(source, *arguments):
     )
 
 
-def test_an_interpreter_that_ends_without_closing_gives_its_locks_back(tmp_path):
+def test_an_interpreter_that_exits_without_closing_releases_its_locks(tmp_path):
     url = f"sqlite:///{tmp_path}/hf.db"
     done = python(
         """
@@ -132,7 +132,7 @@ def test_an_interpreter_whose_loop_is_cancelled_ends_cleanly(tmp_path):
     assert "Traceback" not in done.stderr
 
 
-def test_a_client_that_is_forgotten_says_so_and_ends_its_threads(url):
+def test_a_client_that_was_never_closed_warns_and_ends_its_threads(url):
     client = Client(url)
     client.lock("a").acquire().release()
     with pytest.warns(ResourceWarning, match="was not closed"):
@@ -152,7 +152,7 @@ def test_the_sync_client_works_inside_a_running_loop(url):
     asyncio.run(cell())
 
 
-def test_the_default_file_is_fixed_where_the_client_is_made_and_logged_once(tmp_path, monkeypatch, caplog):
+def test_the_path_of_the_default_file_is_fixed_at_construction_and_logged_once(tmp_path, monkeypatch, caplog):
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.delenv("HOLDFAST_URL", raising=False)
     monkeypatch.chdir(tmp_path)

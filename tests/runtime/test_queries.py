@@ -1,4 +1,4 @@
-"""Reads that may take long go by a connection of their own: nobody waits for them who takes a lock."""
+"""Reads that may take long use a separate connection: they do not delay locks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ READS = {
 
 @pytest.mark.parametrize("read", READS)
 def test_a_slow_read_delays_no_acquire_of_the_same_client(url, plan, read):
-    """The list is on its way to the store, and stays there until the lock has been taken and given back."""
+    """The list is in progress until the lock has been acquired and released."""
     kind, ask = READS[read]
     under_way, go_on = threading.Event(), threading.Event()
     order = []
@@ -68,7 +68,7 @@ async def short(ctx: Context) -> int:
 
 @pytest.mark.parametrize("kind", [ListLocks, ListOwnedRuns], ids=lambda kind: kind.__name__)
 def test_a_slow_read_of_an_engine_delays_neither_an_acquire_nor_a_claim_of_its_client(url, plan, monkeypatch, kind):
-    """While it looks for deadlocks or for runs of its own, locks are taken and runs are claimed."""
+    """While the engine searches for deadlocks or lists its runs, locks are acquired and runs are claimed."""
     monkeypatch.setattr(patrol, "PAGE_SECONDS", 0)
     armed, under_way, go_on = threading.Event(), threading.Event(), threading.Event()
     order = []
@@ -85,11 +85,11 @@ def test_a_slow_read_of_an_engine_delays_neither_an_acquire_nor_a_claim_of_its_c
 
     plan.before, plan.after = before, after
 
-    async def story():
+    async def scenario():
         async with AsyncClient(url) as hf, Engine(hf, workflows=[waiting, short], grace=1) as engine:
             handle = await engine.start(waiting)
             runs = hf.runs
-            await runs.result(await runs.start("short"), timeout=20)  # the first start looks for workers
+            await runs.result(await runs.start("short"), timeout=20)  # the first start lists the workers
             armed.set()
             await handle.signal("go", "gone")
             assert await asyncio.to_thread(under_way.wait, 20)
@@ -100,5 +100,5 @@ def test_a_slow_read_of_an_engine_delays_neither_an_acquire_nor_a_claim_of_its_c
             go_on.set()
             assert await handle.result(timeout=20) == "gone"
 
-    asyncio.run(story())
+    asyncio.run(scenario())
     assert order == ["acquired", "ran", "read"]

@@ -45,7 +45,7 @@ def test_a_long_key_is_not_repeated_in_full_in_its_error():
 
 
 @given(st.text(max_size=600))
-def test_whatever_text_comes_is_accepted_or_refused_as_the_rule_says(text):
+def test_any_text_is_accepted_or_refused_as_documented(text):
     try:
         size = len(text.encode())
     except UnicodeEncodeError:
@@ -111,7 +111,7 @@ def test_a_duration_is_seconds_a_timedelta_or_text(value, expected):
         b"30",
     ],
 )
-def test_what_is_no_duration_is_refused_and_told_the_forms(value):
+def test_a_value_that_is_no_duration_is_refused_with_the_accepted_forms(value):
     with pytest.raises(InvalidDuration, match="a lease cannot be") as caught:
         seconds(value, what="a lease")
     assert isinstance(caught.value, ValueError)
@@ -119,7 +119,7 @@ def test_what_is_no_duration_is_refused_and_told_the_forms(value):
 
 
 @given(st.floats(min_value=0, max_value=1e9))
-def test_seconds_as_number_as_text_and_as_timedelta_are_the_same(number):
+def test_seconds_as_number_text_and_timedelta_are_equal(number):
     assert seconds(number) == seconds(repr(number)) == number
     assert seconds(timedelta(seconds=number)) == pytest.approx(number, abs=1e-6)
 
@@ -128,7 +128,7 @@ def test_seconds_as_number_as_text_and_as_timedelta_are_the_same(number):
     ("value", "microseconds"),
     [(0.1, 100_000), (30, 30_000_000), ("366 days", 31_622_400_000_000), (0.1234567, 123_457)],
 )
-def test_a_ttl_is_microseconds_inside(value, microseconds):
+def test_a_ttl_is_stored_in_microseconds(value, microseconds):
     assert checked_ttl(value) == microseconds
     assert isinstance(checked_ttl(value), int)
 

@@ -1,4 +1,4 @@
-"""Mutexes and semaphores in a state slot: every case of their interface, on every store, in both colours."""
+"""Mutexes and semaphores in a state slot: every case of their interface, on every store, sync and async."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def mutex():
 
 
 class Actors:
-    """Short words for one lock on one slot."""
+    """Short methods for one lock on one slot."""
 
-    def __init__(self, lock, slot, colour):
-        self.lock, self.slot, self.do = lock, slot, colour.do
+    def __init__(self, lock, slot, mode):
+        self.lock, self.slot, self.do = lock, slot, mode.do
 
     def acquire(self, who, at=0, **options):
         return self.do(self.lock.try_acquire(self.slot, holder_id=who, now=NOW + at, **options))
@@ -55,12 +55,12 @@ class Actors:
 
 
 @pytest.fixture
-def one(mutex, slot, colour):
-    return Actors(mutex, slot, colour)
+def one(mutex, slot, mode):
+    return Actors(mutex, slot, mode)
 
 
-def three(slot, colour, **options):
-    return Actors(DurableSemaphore(permits=3, lease=30, **options), slot, colour)
+def three(slot, mode, **options):
+    return Actors(DurableSemaphore(permits=3, lease=30, **options), slot, mode)
 
 
 def test_a_free_mutex_is_acquired_at_once(one):
@@ -75,7 +75,7 @@ def test_the_second_contender_is_next_in_line_and_the_third_behind_it(one):
     assert one.waiters() == ["b", "c"]
 
 
-def test_a_failed_attempt_leaves_the_contender_in_the_queue_and_the_next_poll_keeps_its_place(one):
+def test_a_failed_try_queues_the_contender_and_the_next_try_keeps_its_position(one):
     one.acquire("a")
     one.acquire("b")
     one.acquire("c")
@@ -84,7 +84,7 @@ def test_a_failed_attempt_leaves_the_contender_in_the_queue_and_the_next_poll_ke
     assert one.waiters() == ["b", "c"]
 
 
-def test_release_alone_grants_nothing_the_head_takes_it_by_its_own_try(one):
+def test_release_grants_nothing_and_the_head_waiter_acquires_by_its_next_try(one):
     one.acquire("a")
     one.acquire("b")
     one.release("a")
@@ -94,7 +94,7 @@ def test_release_alone_grants_nothing_the_head_takes_it_by_its_own_try(one):
     assert one.waiters() == []
 
 
-def test_expiry_alone_grants_nothing_the_head_takes_it_by_its_own_try(one):
+def test_expiry_grants_nothing_and_the_head_waiter_acquires_by_its_next_try(one):
     one.acquire("a")
     one.acquire("b", at=50)
     assert one.acquire("c", at=61) == waiting(1)
@@ -102,7 +102,7 @@ def test_expiry_alone_grants_nothing_the_head_takes_it_by_its_own_try(one):
     assert one.acquire("b", at=62) == HELD
 
 
-def test_no_barging_a_newcomer_does_not_take_what_is_free_while_somebody_waits(one):
+def test_a_new_contender_does_not_take_a_free_permit_while_another_waits(one):
     one.acquire("a")
     one.acquire("b")
     one.release("a")
@@ -121,8 +121,8 @@ def test_fifo_fairness_over_a_whole_queue(one):
     assert order == list("abcdef")
 
 
-def test_a_semaphore_admits_as_many_as_its_permits_and_queues_the_rest(slot, colour):
-    actors = three(slot, colour)
+def test_a_semaphore_admits_as_many_as_its_permits_and_queues_the_rest(slot, mode):
+    actors = three(slot, mode)
     assert [actors.acquire(who) for who in "abcde"] == [HELD, HELD, HELD, waiting(0), waiting(1)]
     actors.release("b")
     assert actors.acquire("e") == waiting(1)
@@ -135,10 +135,10 @@ def test_20_contenders_on_one_slot_get_the_positions_minus_1_and_0_to_18(one):
     assert one.record().permits == 1
 
 
-def test_a_mutex_is_a_semaphore_with_one_permit(slot, colour, mutex):
+def test_a_mutex_is_a_semaphore_with_one_permit(slot, mode, mutex):
     same = DurableSemaphore(permits=1, lease=60)
-    Actors(mutex, slot, colour).acquire("a")
-    assert Actors(same, slot, colour).acquire("b") == waiting(0)
+    Actors(mutex, slot, mode).acquire("a")
+    assert Actors(same, slot, mode).acquire("b") == waiting(0)
     assert isinstance(mutex, DurableSemaphore)
     assert repr(DurableMutex()) == "<DurableMutex permits=1 lease=30>"
 
@@ -170,7 +170,7 @@ def test_release_is_idempotent(one):
     assert one.holders() == []
 
 
-def test_release_of_a_permit_one_does_not_hold_clears_only_ones_own_stale_entry(one):
+def test_release_without_a_permit_removes_only_the_callers_own_entry(one):
     one.acquire("a")
     one.acquire("b")
     one.acquire("c")
@@ -181,7 +181,7 @@ def test_release_of_a_permit_one_does_not_hold_clears_only_ones_own_stale_entry(
     assert one.holders() == ["a"]
 
 
-def test_who_released_may_acquire_again_at_the_end_of_the_queue(one):
+def test_a_holder_that_released_may_acquire_again_at_the_end_of_the_queue(one):
     one.acquire("a")
     one.acquire("b")
     one.release("a")
@@ -211,21 +211,21 @@ def test_renew_for_another_lease(one):
     assert one.acquire("b", at=250) == waiting(0)
 
 
-def test_renew_is_false_for_one_who_does_not_hold(one):
+def test_renew_is_false_without_a_permit(one):
     assert one.renew("a") is False
     one.acquire("a")
     one.acquire("b")
     assert one.renew("b") is False
 
 
-def test_renew_is_false_once_the_lease_has_lapsed_even_if_nobody_took_it(one):
+def test_renew_is_false_once_the_lease_has_expired_even_without_a_new_holder(one):
     one.acquire("a")
     assert one.renew("a", at=60) is False
     assert one.acquire("b", at=61) == HELD
     assert one.renew("a", at=62) is False
 
 
-def test_inspect_shows_holders_and_waiters_and_never_writes(one, slot, plan, colour):
+def test_inspect_shows_holders_and_waiters_and_never_writes(one, slot, plan, mode):
     one.acquire("a")
     one.acquire("b")
     written = plan.count(SwapSlot)
@@ -241,36 +241,36 @@ def test_inspect_of_a_slot_that_begins_with_the_initial_record_sees_an_empty_loc
     assert one.record() == LockRecord(kind="semaphore")
 
 
-def test_inspect_of_a_slot_without_an_initial_value_is_none(hf, mutex, colour):
-    assert colour.do(mutex.inspect(hf.state("bare"))) is None
+def test_inspect_of_a_slot_without_an_initial_value_is_none(hf, mutex, mode):
+    assert mode.do(mutex.inspect(hf.state("bare"))) is None
 
 
-def test_a_slot_without_an_initial_value_serves_as_well(hf, mutex, colour):
-    actors = Actors(mutex, hf.state("bare"), colour)
+def test_a_slot_without_an_initial_value_can_be_used(hf, mutex, mode):
+    actors = Actors(mutex, hf.state("bare"), mode)
     assert actors.acquire("a") == HELD
     assert actors.acquire("b") == waiting(0)
 
 
-def test_an_operator_inspects_and_force_releases_a_stuck_holder_from_outside(one, colour, url):
+def test_an_operator_inspects_and_force_releases_a_stuck_holder_from_outside(one, mode, url):
     one.acquire("stuck-run")
     one.acquire("b")
     outside = Actors(
-        DurableMutex(), colour.client(url, name="operator").state.workflow("transfer", "account-42:lock"), colour
+        DurableMutex(), mode.client(url, name="operator").state.workflow("transfer", "account-42:lock"), mode
     )
     stuck = outside.record().holders[0].id
     outside.release(stuck)
     assert one.acquire("b") == HELD
 
 
-def test_two_workflow_types_with_the_same_key_do_not_see_each_other(hf, mutex, colour):
-    first = Actors(mutex, hf.state.workflow("transfer", "lock", initial=initial_lock_record()), colour)
-    other = Actors(mutex, hf.state.workflow("refund", "lock", initial=initial_lock_record()), colour)
-    tree = Actors(mutex, hf.state.execution("transfer", "lock", initial=initial_lock_record()), colour)
-    shared = Actors(mutex, hf.state("lock", initial=initial_lock_record()), colour)
+def test_two_workflow_types_with_the_same_key_do_not_see_each_other(hf, mutex, mode):
+    first = Actors(mutex, hf.state.workflow("transfer", "lock", initial=initial_lock_record()), mode)
+    other = Actors(mutex, hf.state.workflow("refund", "lock", initial=initial_lock_record()), mode)
+    tree = Actors(mutex, hf.state.execution("transfer", "lock", initial=initial_lock_record()), mode)
+    shared = Actors(mutex, hf.state("lock", initial=initial_lock_record()), mode)
     assert [actors.acquire("a") for actors in (first, other, tree, shared)] == [HELD] * 4
 
 
-def test_a_stale_waiter_at_the_head_blocks_nobody_for_longer_than_its_waiter_ttl(one):
+def test_a_stale_waiter_at_the_head_blocks_others_for_at_most_its_waiter_ttl(one):
     one.acquire("a")
     one.acquire("dead")
     one.acquire("b", at=30)
@@ -279,8 +279,8 @@ def test_a_stale_waiter_at_the_head_blocks_nobody_for_longer_than_its_waiter_ttl
     assert one.acquire("b", at=60) == HELD
 
 
-def test_the_waiter_ttl_is_the_larger_of_30_seconds_and_the_lease(slot, colour):
-    actors = Actors(DurableMutex(lease=5), slot, colour)
+def test_the_waiter_ttl_is_the_larger_of_30_seconds_and_the_lease(slot, mode):
+    actors = Actors(DurableMutex(lease=5), slot, mode)
     actors.acquire("a", lease="1 hour")
     actors.acquire("dead")
     actors.acquire("b", at=20)
@@ -289,8 +289,8 @@ def test_the_waiter_ttl_is_the_larger_of_30_seconds_and_the_lease(slot, colour):
     assert actors.acquire("b", at=30) == waiting(0)
 
 
-def test_a_waiter_ttl_of_none_keeps_the_place_for_ever_until_it_is_released_by_hand(slot, colour):
-    actors = Actors(DurableMutex(lease=5, waiter_ttl=None), slot, colour)
+def test_a_waiter_ttl_of_none_keeps_the_position_until_a_release(slot, mode):
+    actors = Actors(DurableMutex(lease=5, waiter_ttl=None), slot, mode)
     actors.acquire("a")
     actors.acquire("dead")
     assert actors.acquire("b", at=86_400 * 365) == waiting(1)
@@ -298,21 +298,21 @@ def test_a_waiter_ttl_of_none_keeps_the_place_for_ever_until_it_is_released_by_h
     assert actors.acquire("b", at=86_400 * 365) == HELD
 
 
-def test_a_waiter_ttl_may_be_given(slot, colour):
-    actors = Actors(DurableMutex(lease=60, waiter_ttl=5), slot, colour)
+def test_a_waiter_ttl_may_be_given(slot, mode):
+    actors = Actors(DurableMutex(lease=60, waiter_ttl=5), slot, mode)
     actors.acquire("a")
     actors.acquire("dead")
     assert actors.acquire("b", at=5) == waiting(0)
 
 
-def test_a_caller_whose_clock_is_late_cuts_nobodys_lease(one):
+def test_a_caller_whose_clock_is_behind_does_not_shorten_other_leases(one):
     one.acquire("a")
     assert one.acquire("late", at=-40) == waiting(0)
     assert one.acquire("c", at=10) == waiting(1)
     assert one.renew("a", at=30) is True
 
 
-def test_a_release_by_a_stranger_writes_nothing(one, plan):
+def test_a_release_by_an_unknown_holder_writes_nothing(one, plan):
     one.acquire("a")
     written = plan.count(SwapSlot)
     one.release("nobody")
@@ -362,29 +362,29 @@ def test_a_bad_waiter_ttl_raises_value_error_at_once():
         DurableMutex(waiter_ttl=-1)
 
 
-def test_a_slot_that_holds_something_else_is_refused_and_left_as_it_is(hf, mutex, colour):
+def test_a_slot_with_another_value_is_refused_and_unchanged(hf, mutex, mode):
     slot = hf.state("n", initial=7)
     with pytest.raises(InvalidValue, match="holds int, not a lock"):
-        colour.do(mutex.try_acquire(slot, holder_id="a", now=NOW))
+        mode.do(mutex.try_acquire(slot, holder_id="a", now=NOW))
     other = hf.state("o", initial={"holders": "all of us"})
     with pytest.raises(RecordUnreadable):
-        colour.do(mutex.try_acquire(other, holder_id="a", now=NOW))
-    assert colour.do(other.get()) == {"holders": "all of us"}
+        mode.do(mutex.try_acquire(other, holder_id="a", now=NOW))
+    assert mode.do(other.get()) == {"holders": "all of us"}
 
 
-def test_a_slot_with_a_type_and_a_slot_with_something_of_anybody_elses_are_refused_at_once(hf, mutex, colour):
+def test_a_slot_with_a_type_or_another_initial_value_is_refused_at_once(hf, mutex, mode):
     with pytest.raises(InvalidOption, match="without type="):
-        colour.do(mutex.try_acquire(hf.state("t", type=LockRecord), holder_id="a", now=NOW))
+        mode.do(mutex.try_acquire(hf.state("t", type=LockRecord), holder_id="a", now=NOW))
     with pytest.raises(InvalidValue, match="not a lock"):
-        colour.do(mutex.try_acquire(hf.state("d", initial={"foo": 1}), holder_id="a", now=NOW))
+        mode.do(mutex.try_acquire(hf.state("d", initial={"foo": 1}), holder_id="a", now=NOW))
 
 
-def test_what_is_no_slot_is_refused(mutex):
+def test_an_object_that_is_no_slot_is_refused(mutex):
     with pytest.raises(InvalidOption, match=r"client\.state"):
         mutex.try_acquire({}, holder_id="a", now=NOW)
 
 
-def test_a_lost_reply_neither_takes_a_second_place_nor_a_second_permit(plan, one):
+def test_a_lost_reply_takes_neither_a_second_position_nor_a_second_permit(plan, one):
     for who in "abc":
         plan.lose_reply_of = SwapSlot
         one.acquire(who)
@@ -393,10 +393,10 @@ def test_a_lost_reply_neither_takes_a_second_place_nor_a_second_permit(plan, one
     assert one.waiters() == ["b", "c"]
 
 
-def test_random_contenders_are_never_more_than_the_permits_and_always_in_order(slot, colour):
-    """Over a random history with crashes, expiries and a clock that moves, nobody barges and nobody is over."""
+def test_random_contenders_are_never_more_than_the_permits_and_always_in_order(slot, mode):
+    """In a random history with crashes, expiries and clock steps, grants are in order and never exceed the permits."""
     chance = random.Random(7)
-    actors = three(slot, colour)
+    actors = three(slot, mode)
     at, inside = 0.0, {}
     for _ in range(300):
         at += chance.choice([0, 0, 1, 5])

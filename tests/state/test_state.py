@@ -1,4 +1,4 @@
-"""Atomic state: one value, many writers, nothing lost, in both colours on every store."""
+"""Atomic state: one value, many writers, no lost update, sync and async, on every store."""
 
 from __future__ import annotations
 
@@ -24,58 +24,58 @@ def n(hf):
     return hf.state("n", initial=0)
 
 
-def test_initial_is_seen_until_the_first_write(hf, colour):
+def test_initial_is_seen_until_the_first_write(hf, mode):
     state = hf.state("s", initial={"mode": "slow"})
-    assert colour.do(state.get()) == {"mode": "slow"}
-    assert colour.do(hf.state("s").get()) is None
-    colour.do(state.set({"mode": "fast"}))
-    assert colour.do(hf.state("s").get()) == {"mode": "fast"}
+    assert mode.do(state.get()) == {"mode": "slow"}
+    assert mode.do(hf.state("s").get()) is None
+    mode.do(state.set({"mode": "fast"}))
+    assert mode.do(hf.state("s").get()) == {"mode": "fast"}
 
 
-def test_after_a_delete_the_value_reads_as_none_and_initial_does_not_come_back(n, colour):
-    colour.do(n.set(5))
-    colour.do(n.delete())
-    assert colour.do(n.get()) is None
-    colour.do(n.set(1))
-    assert colour.do(n.get()) == 1
+def test_after_a_delete_the_value_reads_as_none_and_initial_does_not_come_back(n, mode):
+    mode.do(n.set(5))
+    mode.do(n.delete())
+    assert mode.do(n.get()) is None
+    mode.do(n.set(1))
+    assert mode.do(n.get()) == 1
 
 
-def test_deleting_what_was_never_written_counts_as_a_write(n, colour):
-    colour.do(n.delete())
-    assert colour.do(n.get()) is None
+def test_deleting_an_unwritten_state_counts_as_a_write(n, mode):
+    mode.do(n.delete())
+    assert mode.do(n.get()) is None
 
 
-def test_what_a_reader_got_is_its_own(hf, colour):
+def test_a_returned_value_is_a_copy(hf, mode):
     state = hf.state("list", initial=[1])
-    got = colour.do(state.get())
+    got = mode.do(state.get())
     got.append(2)
-    assert colour.do(state.get()) == [1]
+    assert mode.do(state.get()) == [1]
 
 
-def test_update_replaces_the_value_by_what_the_function_makes_of_it(n, colour):
-    assert colour.do(n.update(lambda value: value + 5)) == 5
-    assert colour.do(n.get()) == 5
+def test_update_replaces_the_value_by_the_result_of_the_function(n, mode):
+    assert mode.do(n.update(lambda value: value + 5)) == 5
+    assert mode.do(n.get()) == 5
 
 
-def test_update_is_given_none_after_a_delete(n, colour):
-    colour.do(n.delete())
+def test_update_passes_none_to_the_function_after_a_delete(n, mode):
+    mode.do(n.delete())
     seen = []
-    colour.do(n.update(lambda value: seen.append(value) or 1))
+    mode.do(n.update(lambda value: seen.append(value) or 1))
     assert seen == [None]
 
 
-def test_an_exception_of_the_function_leaves_everything_as_it_is(n, colour):
-    colour.do(n.set(3))
+def test_an_exception_of_the_function_changes_nothing(n, mode):
+    mode.do(n.set(3))
     with pytest.raises(ZeroDivisionError):
-        colour.do(n.update(lambda value: value / 0))
-    assert colour.do(n.get()) == 3
+        mode.do(n.update(lambda value: value / 0))
+    assert mode.do(n.get()) == 3
 
 
-def test_a_function_that_returns_nothing_is_refused_and_wipes_nothing(hf, colour):
+def test_a_function_that_returns_none_is_refused_and_changes_nothing(hf, mode):
     settings = hf.state("settings", initial={"a": 1})
     with pytest.raises(InvalidValue, match="returned None"):
-        colour.do(settings.update(lambda value: value.update(b=2)))
-    assert colour.do(settings.get()) == {"a": 1}
+        mode.do(settings.update(lambda value: value.update(b=2)))
+    assert mode.do(settings.get()) == {"a": 1}
 
 
 def test_a_change_within_its_own_update_is_refused(url):
@@ -87,60 +87,60 @@ def test_a_change_within_its_own_update_is_refused(url):
         assert state.update(lambda value: value + client.state("other", initial=4).increment()) == 5
 
 
-def test_what_does_not_fit_the_type_can_be_replaced_and_deleted(hf, colour):
-    colour.do(hf.state("k").set("text"))
+def test_a_value_of_another_type_can_be_replaced_and_deleted(hf, mode):
+    mode.do(hf.state("k").set("text"))
     typed = hf.state("k", type=int)
-    colour.do(typed.set(4))
-    assert colour.do(typed.get()) == 4
-    colour.do(hf.state("k").set("text"))
-    colour.do(typed.delete())
-    assert colour.do(typed.get()) is None
+    mode.do(typed.set(4))
+    assert mode.do(typed.get()) == 4
+    mode.do(hf.state("k").set("text"))
+    mode.do(typed.delete())
+    assert mode.do(typed.get()) is None
 
 
-def test_a_type_is_not_given_as_text(hf):
+def test_a_type_given_as_text_is_refused(hf):
     with pytest.raises(InvalidOption, match="the type itself"):
         hf.state("k", type="int")
 
 
-def test_a_mapping_by_numbers_comes_back_where_the_type_says_so(hf, colour):
+def test_a_mapping_with_number_keys_is_read_back_if_it_has_a_type(hf, mode):
     state = hf.state("k", type=dict[int, str])
-    colour.do(state.set({1: "a"}))
-    assert colour.do(state.get()) == {1: "a"}
+    mode.do(state.set({1: "a"}))
+    assert mode.do(state.get()) == {1: "a"}
 
 
-def test_numbers_count_up_and_down(n, colour):
-    assert colour.do(n.increment()) == 1
-    assert colour.do(n.increment(2.5)) == 3.5
-    assert colour.do(n.decrement(0.5)) == 3
-    assert colour.do(n.decrement()) == 2
+def test_numbers_count_up_and_down(n, mode):
+    assert mode.do(n.increment()) == 1
+    assert mode.do(n.increment(2.5)) == 3.5
+    assert mode.do(n.decrement(0.5)) == 3
+    assert mode.do(n.decrement()) == 2
 
 
-def test_a_number_that_is_absent_counts_from_zero(hf, colour):
-    assert colour.do(hf.state("absent").increment(3)) == 3
-    assert colour.do(hf.state("other").decrement()) == -1
+def test_a_missing_number_counts_from_zero(hf, mode):
+    assert mode.do(hf.state("absent").increment(3)) == 3
+    assert mode.do(hf.state("other").decrement()) == -1
 
 
-def test_merge_sets_fields_and_keeps_the_others(hf, colour):
+def test_merge_sets_fields_and_keeps_the_others(hf, mode):
     state = hf.state("settings", initial={"a": 1})
-    assert colour.do(state.merge({"b": 2})) == {"a": 1, "b": 2}
-    assert colour.do(state.merge({"a": 3})) == {"a": 3, "b": 2}
-    assert colour.do(hf.state("fresh").merge({"x": None})) == {"x": None}
+    assert mode.do(state.merge({"b": 2})) == {"a": 1, "b": 2}
+    assert mode.do(state.merge({"a": 3})) == {"a": 3, "b": 2}
+    assert mode.do(hf.state("fresh").merge({"x": None})) == {"x": None}
 
 
-def test_lists_grow_at_the_end_and_shrink_at_both(hf, colour):
+def test_lists_are_appended_at_the_end_and_removed_from_both_ends(hf, mode):
     state = hf.state("jobs")
-    assert colour.do(state.append("a")) == ["a"]
-    colour.do(state.append({"n": 2}))
-    colour.do(state.append("c"))
-    assert colour.do(state.remove_first()) == "a"
-    assert colour.do(state.remove_last()) == "c"
-    assert colour.do(state.get()) == [{"n": 2}]
+    assert mode.do(state.append("a")) == ["a"]
+    mode.do(state.append({"n": 2}))
+    mode.do(state.append("c"))
+    assert mode.do(state.remove_first()) == "a"
+    assert mode.do(state.remove_last()) == "c"
+    assert mode.do(state.get()) == [{"n": 2}]
 
 
-def test_taking_from_an_empty_list_gives_none_and_writes_nothing(plan, hf, colour):
+def test_removing_from_an_empty_list_returns_none_and_writes_nothing(plan, hf, mode):
     state = hf.state("jobs")
-    assert colour.do(state.remove_first()) is None
-    assert colour.do(state.remove_last()) is None
+    assert mode.do(state.remove_first()) is None
+    assert mode.do(state.remove_last()) is None
     assert plan.count(SwapSlot) == 0
 
 
@@ -153,20 +153,20 @@ def test_taking_from_an_empty_list_gives_none_and_writes_nothing(plan, hf, colou
         (lambda s: s.remove_last(), "holds str, not a list"),
     ],
 )
-def test_a_value_of_another_kind_is_refused_and_left_as_it_is(hf, colour, call, why):
+def test_an_operation_on_another_kind_of_value_is_refused_and_changes_nothing(hf, mode, call, why):
     state = hf.state("s", initial="text")
     with pytest.raises(InvalidValue, match=why):
-        colour.do(call(state))
-    assert colour.do(state.get()) == "text"
+        mode.do(call(state))
+    assert mode.do(state.get()) == "text"
 
 
-def test_a_truth_is_not_a_number(hf, colour):
+def test_a_boolean_is_not_a_number(hf, mode):
     with pytest.raises(InvalidValue, match="holds bool"):
-        colour.do(hf.state("s", initial=True).increment())
+        mode.do(hf.state("s", initial=True).increment())
     with pytest.raises(InvalidOption, match="take a number"):
-        colour.do(hf.state("n").increment("1"))
+        mode.do(hf.state("n").increment("1"))
     with pytest.raises(InvalidOption, match="a dictionary"):
-        colour.do(hf.state("n").merge([1]))
+        mode.do(hf.state("n").merge([1]))
 
 
 @pytest.mark.parametrize(
@@ -185,19 +185,19 @@ def test_a_truth_is_not_a_number(hf, colour):
         ("x" * 1_100_000, "1,048,576"),
     ],
 )
-def test_what_json_cannot_hold_is_refused_at_the_call_with_its_place(n, colour, value, why):
+def test_a_value_that_json_cannot_hold_is_refused_with_its_path(n, mode, value, why):
     with pytest.raises(InvalidValue, match=why):
-        colour.do(n.set(value))
+        mode.do(n.set(value))
     with pytest.raises(InvalidValue, match=why):
-        colour.do(n.update(lambda _: value))
-    assert colour.do(n.get()) == 0
+        mode.do(n.update(lambda _: value))
+    assert mode.do(n.get()) == 0
 
 
-def test_a_value_that_holds_itself_is_refused(n, colour):
+def test_a_value_that_contains_itself_is_refused(n, mode):
     knot = []
     knot.append(knot)
     with pytest.raises(InvalidValue, match="contains itself"):
-        colour.do(n.set(knot))
+        mode.do(n.set(knot))
 
 
 @dataclass
@@ -206,29 +206,29 @@ class Seat:
     taken_at: datetime | None = None
 
 
-def test_a_type_says_what_the_value_is_read_as(hf, colour):
+def test_a_value_is_read_as_the_type_of_the_state(hf, mode):
     seat = hf.state("seat", initial=Seat(1), type=Seat)
     when = datetime(2026, 1, 2, tzinfo=UTC)
-    assert colour.do(seat.get()) == Seat(1)
-    assert colour.do(seat.update(lambda s: Seat(s.row + 1, when))) == Seat(2, when)
-    assert colour.do(seat.get()) == Seat(2, when)
-    assert colour.do(hf.state("seat").get()) == {"row": 2, "taken_at": "2026-01-02T00:00:00Z"}
+    assert mode.do(seat.get()) == Seat(1)
+    assert mode.do(seat.update(lambda s: Seat(s.row + 1, when))) == Seat(2, when)
+    assert mode.do(seat.get()) == Seat(2, when)
+    assert mode.do(hf.state("seat").get()) == {"row": 2, "taken_at": "2026-01-02T00:00:00Z"}
 
 
-def test_a_value_that_is_not_of_the_type_is_refused_both_ways(hf, colour):
+def test_a_value_of_a_wrong_type_is_refused_when_written_and_when_read(hf, mode):
     with pytest.raises(InvalidValue, match="not int"):
-        colour.do(hf.state("k", type=int).set("text"))
-    colour.do(hf.state("k").set("text"))
+        mode.do(hf.state("k", type=int).set("text"))
+    mode.do(hf.state("k").set("text"))
     with pytest.raises(InvalidValue, match="holds something that is not int"):
-        colour.do(hf.state("k", type=int).get())
+        mode.do(hf.state("k", type=int).get())
 
 
-def test_an_asynchronous_function_is_refused(n, colour):
+def test_an_asynchronous_function_is_refused(n, mode):
     async def fetch(value):
         return value
 
     with pytest.raises(InvalidOption, match="sync function"):
-        colour.do(n.update(fetch))
+        mode.do(n.update(fetch))
 
 
 @pytest.mark.parametrize("key", ["", "x" * 600, "a\nb"])
@@ -247,16 +247,16 @@ def test_a_bad_number_of_retries_is_refused(hf, retries):
         hf.state("n", max_retries=retries)
 
 
-def test_the_slots_of_workflows_are_addressed_by_name(hf, colour):
-    colour.do(hf.state.workflow("transfer", "k", initial=0).increment())
-    colour.do(hf.state.execution("run-1", "k", initial=0).increment(5))
-    assert colour.do(hf.state.workflow("transfer", "k").get()) == 1
-    assert colour.do(hf.state.execution("run-1", "k").get()) == 5
-    assert colour.do(hf.state("k").get()) is None
+def test_the_slots_of_workflows_are_addressed_by_name(hf, mode):
+    mode.do(hf.state.workflow("transfer", "k", initial=0).increment())
+    mode.do(hf.state.execution("run-1", "k", initial=0).increment(5))
+    assert mode.do(hf.state.workflow("transfer", "k").get()) == 1
+    assert mode.do(hf.state.execution("run-1", "k").get()) == 5
+    assert mode.do(hf.state("k").get()) is None
     assert repr(hf.state.workflow("transfer", "k")).endswith("'k' of workflow 'transfer'>")
 
 
-def test_a_conflict_is_tried_again_with_what_is_there(hf, colour, url):
+def test_a_conflict_is_retried_with_the_current_value(hf, mode, url):
     """Another client writes between this one's read and its write."""
     with Client(url) as other:
         state, seen = hf.state("n", initial=0), []
@@ -267,21 +267,21 @@ def test_a_conflict_is_tried_again_with_what_is_there(hf, colour, url):
                 other.state("n", initial=0).increment()
             return value + 10
 
-        assert colour.do(state.update(add_ten)) == 11
+        assert mode.do(state.update(add_ten)) == 11
         assert seen == [0, 1]
 
 
-def test_when_the_retries_are_used_up_it_says_so_and_nothing_is_written(hf, colour, url):
+def test_when_the_retries_are_used_up_an_error_is_raised_and_nothing_is_written(hf, mode, url):
     with Client(url) as other:
         state = hf.state("n", initial=0, max_retries=1)
         with pytest.raises(AtomicStateConflictError) as caught:
-            colour.do(state.update(lambda _: other.state("n", initial=0).increment() and -1))
+            mode.do(state.update(lambda _: other.state("n", initial=0).increment() and -1))
         assert (caught.value.key, caught.value.retries, caught.value.retryable) == ("n", 1, True)
-        assert colour.do(state.get()) == 2
+        assert mode.do(state.get()) == 2
 
 
-def test_who_lost_several_times_reserves_the_next_write(plan, hf, colour, url):
-    """The other one writes as often as it can, and is kept out for a moment."""
+def test_a_writer_that_lost_several_times_reserves_the_next_write(plan, hf, mode, url):
+    """The other client writes as often as it can, and is refused for a moment."""
     with Client(url) as other:
         calls, blocked = 0, []
 
@@ -297,31 +297,31 @@ def test_who_lost_several_times_reserves_the_next_write(plan, hf, colour, url):
                     blocked.append(error)
             return "mine"
 
-        colour.do(hf.state("n").update(never_first))
-        assert colour.do(hf.state("n").get()) == "mine"
+        mode.do(hf.state("n").update(never_first))
+        assert mode.do(hf.state("n").get()) == "mine"
         assert len(blocked) == 1
         assert [command.reserve > 0 for command in plan.sent if isinstance(command, SwapSlot)].count(True) >= 1
 
 
-def test_a_lost_reply_does_not_count_twice(plan, n, colour):
+def test_a_lost_reply_does_not_count_twice(plan, n, mode):
     for lost in (SwapSlot, ReadSlot, SwapSlot):
         plan.lose_reply_of = lost
-        colour.do(n.increment())
+        mode.do(n.increment())
     assert plan.lost == ["SwapSlot", "ReadSlot", "SwapSlot"]
-    assert colour.do(n.get()) == 3
+    assert mode.do(n.get()) == 3
 
 
-def test_a_lost_reply_is_answered_however_often_others_wrote_in_between(plan, hf, colour, url):
+def test_a_resend_after_a_lost_reply_is_recognised_after_many_other_writes(plan, hf, mode, url):
     with Client(url) as other:
         state = hf.state("n", initial=0)
         plan.lose_reply_of = SwapSlot
         flood(plan, lambda: [other.state("n").increment() for _ in range(200)])
-        assert colour.do(state.increment()) == 1
-        assert colour.do(state.get()) == 201
+        assert mode.do(state.increment()) == 1
+        assert mode.do(state.get()) == 201
 
 
-def test_a_lost_reply_whose_write_is_forgotten_is_said_to_be_unknown(plan, hf, colour, url):
-    """So many other clients wrote in between that nobody can tell any more whether it was made."""
+def test_a_resend_whose_write_was_removed_from_the_history_is_reported_as_unknown(plan, hf, mode, url):
+    """So many other clients wrote in between that the slot no longer knows whether it was made."""
     with Client(url) as other:
         state = hf.state("n", initial=0)
         plan.lose_reply_of = SwapSlot
@@ -333,13 +333,13 @@ def test_a_lost_reply_whose_write_is_forgotten_is_said_to_be_unknown(plan, hf, c
 
         flood(plan, many_clients)
         with pytest.raises(StoreUnavailable, match="is not known") as caught:
-            colour.do(state.increment())
+            mode.do(state.increment())
         assert caught.value.ambiguous
-        assert colour.do(state.get()) == WRITERS + 1
+        assert mode.do(state.get()) == WRITERS + 1
 
 
 def flood(plan, write):
-    """Let others write between the loss of a reply and the re-send."""
+    """Let other clients write between the loss of a reply and the re-send."""
 
     def before(_commands):
         if plan.lost:
@@ -375,8 +375,8 @@ def test_many_threads_lose_nothing(url):
 
 
 @on_a_loop
-async def test_what_a_function_says_of_a_value_that_never_came_to_be_does_not_count(url):
-    """A speculative value that never became true is never the reason of an error or of an answer."""
+async def test_the_result_of_a_function_on_a_speculative_value_that_was_not_written_is_discarded(url):
+    """A speculative value that was never written never causes an error or a result."""
     async with AsyncClient(url) as client:
         stock = client.state("stock", initial=10)
 
@@ -391,8 +391,8 @@ async def test_what_a_function_says_of_a_value_that_never_came_to_be_does_not_co
 
 
 @on_a_loop
-async def test_an_exception_about_a_value_that_never_came_to_be_is_not_believed(url, plan):
-    """The write it was computed on fails: another process was faster."""
+async def test_an_exception_of_a_function_on_a_speculative_value_that_was_not_written_is_discarded(url, plan):
+    """The write that it was computed from fails: another process was faster."""
     async with AsyncClient(url) as client:
         with Client(url) as other:
             state = client.state("n", initial=0)
@@ -417,7 +417,7 @@ async def test_an_exception_about_a_value_that_never_came_to_be_is_not_believed(
 
 
 @on_a_loop
-async def test_a_cancelled_writer_leaves_the_others_alone(url):
+async def test_a_cancelled_writer_does_not_affect_the_others(url):
     async with AsyncClient(url) as client:
         state = client.state("n", initial=0)
         tasks = [asyncio.create_task(state.increment()) for _ in range(30)]

@@ -1,4 +1,4 @@
-"""Run a function in a forked child and hear what it returned."""
+"""Run a function in a forked child, and read what it returned."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CHILD_SECONDS = 30
 
 
 def in_child(function: Callable[[], object], meanwhile: Callable[[], None] = lambda: None) -> str:
-    """The text of what the function returned in a child; `meanwhile` runs here before the child is heard."""
+    """What the function returned in a child, as text; `meanwhile` runs here before that is read."""
     reader, writer = os.pipe()
     child = os.fork()
     if not child:

@@ -1,4 +1,4 @@
-"""A client of this release or of a made-up later one, in a process of its own: `other_release.py URL RELEASE`.
+"""A client of this release or of a simulated later one, as a separate process: `other_release.py URL RELEASE`.
 
 With `sql` as a third argument it prints what `holdfast schema sql` of that release does, as JSON, and ends. Otherwise
 it opens the store, prints `{"ready": digest}` or `{"refused": why}`, and then answers each line of its input with a
@@ -28,9 +28,9 @@ from holdfast.stores.postgresql import (
 )
 from holdfast.testing.builders import acquire, release
 
-SAID = "another transaction has written first"
-LATER = "another transaction was faster"
-"""What tells the functions of the later release apart."""
+CURRENT_TEXT = "another transaction has written first"
+LATER_TEXT = "another transaction was faster"
+"""What differs in the functions of the later release."""
 
 LATER_TABLES = {
     "functions": None,
@@ -44,16 +44,16 @@ SAME_FUNCTIONS = ("breaking_tables_alone",)
 
 
 def become(kind: str) -> None:
-    """Let this process be one of a later release, in which the functions, the tables or both are others."""
-    told, change = postgres_functions.source, LATER_TABLES[kind]
-    later = SAID if kind in SAME_FUNCTIONS else LATER
+    """Make this process a client of a later release, with other functions, other tables or both."""
+    original, change = postgres_functions.source, LATER_TABLES[kind]
+    later = CURRENT_TEXT if kind in SAME_FUNCTIONS else LATER_TEXT
 
     def source(name: str) -> str:
         if name == "later.sql":
             return str(change)
-        text = told(name)
-        assert name != "functions.sql" or text.count(SAID) == 1
-        return text.replace(SAID, later)
+        text = original(name)
+        assert name != "functions.sql" or text.count(CURRENT_TEXT) == 1
+        return text.replace(CURRENT_TEXT, later)
 
     postgres_functions.source = postgres_schema.source = source
     if change is not None:
@@ -63,7 +63,7 @@ def become(kind: str) -> None:
 
 
 def work(connection, name: str, times: int) -> int:
-    """Everything that two releases have to do with each other: the same lock, and runs of one table."""
+    """Use everything that two releases share: the same lock, and runs in one table."""
     done = 0
     while done < times:
         (granted,) = connection.execute([acquire("shared", f"{name}.{done}", ttl=30)])
@@ -92,23 +92,23 @@ def main(url: str, kind: str, what: str = "client") -> None:
     if kind != "this":
         become(kind)
     if what == "sql":
-        tell({"sql": postgres_upkeep.statements(url)})
+        report({"sql": postgres_upkeep.statements(url)})
         return
     try:
         store = open_store(url, namespace="default")
         connection = store.connect("commands")
-        tell({"ready": store._functions.digest})
+        report({"ready": store._functions.digest})
         for line in sys.stdin:
             asked, _, much = line.strip().partition(" ")
             if asked == "work":
-                tell({"done": work(connection, kind, int(much))})
+                report({"done": work(connection, kind, int(much))})
             else:
-                tell({"keys": [item.key for item in connection.execute([ListLocks()])[0].items]})
+                report({"keys": [item.key for item in connection.execute([ListLocks()])[0].items]})
     except StoreUnusable as error:
-        tell({"refused": str(error)})
+        report({"refused": str(error)})
 
 
-def tell(answer: dict) -> None:
+def report(answer: dict) -> None:
     sys.stdout.write(f"{json.dumps(answer)}\n")
     sys.stdout.flush()
 

@@ -1,4 +1,4 @@
-"""Short ways to ask a store about runs, and to look at all that a Redis has stored of them."""
+"""Short functions for commands about runs, and for everything that a Redis has stored of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def lease(worker="w.1", seconds=60):
     return c.Acquire(key=rule.worker_key(worker), id=worker, label=ME, kind="worker", ttl=round(seconds * SECOND))
 
 
-def hire(connection, worker="w.1", *types, seconds=60):
+def add_worker(connection, worker="w.1", *types, seconds=60):
     register_worker = r.RegisterWorker(worker=worker, name=f"worker {worker}", types=types or ("order",))
     assert isinstance(connection.execute([lease(worker, seconds), register_worker])[1], WorkerRegistered)
     return worker
@@ -36,7 +36,7 @@ def claim(worker="w.1", **more):
 
 
 def everything(server, base):
-    """All that is stored under a namespace, to the letter."""
+    """Everything that is stored under a namespace, byte for byte."""
     look = {
         "string": server.get,
         "hash": server.hgetall,
@@ -50,5 +50,5 @@ def everything(server, base):
 
 
 def by_the_rules(*_, **__):
-    """Put in the place of `RedisSource.read`: the fast path must have answered."""
+    """A replacement of `RedisSource.read` that fails: the fast path must have decided."""
     raise AssertionError("this was left to the rules")

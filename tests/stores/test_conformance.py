@@ -8,7 +8,7 @@ from holdfast.testing import StoreConformance
 
 
 def suite_for(provider: Provider) -> type:
-    """A class of tests for this store, as somebody else would write it down."""
+    """A class of tests for this store, as another package would write it."""
 
     class Conformance(StoreConformance):
         processes, notices = provider.processes, provider.notices

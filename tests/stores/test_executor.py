@@ -1,4 +1,4 @@
-"""The executor over a source of answers is equal to the rules under a mutex: the whole suite, by way of questions."""
+"""The executor over a record source equals the rules under a mutex: the whole suite, by questions."""
 
 import pytest
 from providers import PROVIDERS
@@ -55,29 +55,29 @@ class TestTrips:
     def start(self, id, **fields):
         return r.StartRun(new=NewRun(id=id, type="order", input="1", request=f"s.{id}", **fields))
 
-    def test_many_locks(self):
+    def test_commands_on_many_locks_are_one_read(self):
         self.send(*(acquire(f"k{number}", f"c.{number}") for number in range(100)))
         assert self.trips == (1, 1)
 
-    def test_many_commands_on_one_lock(self):
+    def test_many_commands_on_one_lock_are_one_read(self):
         self.send(*(acquire("k", f"c.{number}", kind="semaphore", permits=200) for number in range(100)))
         assert self.trips == (1, 1)
 
-    def test_a_look_writes_nothing(self):
+    def test_a_query_writes_nothing(self):
         self.send(c.Inspect(key="k"), r.ReadRun(run="a"))
         assert self.trips == (1, 0)
 
-    def test_starts(self):
+    def test_starts_of_runs_are_one_read(self):
         self.send(*(self.start(f"run-{number}") for number in range(50)))
         assert self.trips == (1, 1)
 
-    def test_a_claim_of_many_runs(self):
+    def test_a_claim_of_many_runs_takes_one_read_per_level(self):
         self.send(*(self.start(f"run-{number}") for number in range(50)))
         (claimed,) = self.send(r.ClaimRuns(worker="w.1", types=(("order", "order"),), limit=50))
         assert len(claimed.claims) == 50
-        assert self.trips == (3, 1)  # what is due, the runs, and what may lock them
+        assert self.trips == (3, 1)  # the due runs, their records, and their run locks
 
-    def test_the_end_of_a_run_that_others_wait_for(self):
+    def test_the_end_of_a_run_with_a_queue_takes_one_read_per_level(self):
         terms = WorkflowLimits(limits=(Limit(name="all", max=1, on_excess="queue"),))
         self.send(r.PublishLimits(workflow="order", terms=terms))
         for number in range(30):
@@ -88,18 +88,18 @@ class TestTrips:
         (ended,) = self.send(r.RecordRun(run=run.id, fence=run.fence, at=1, request="x.1", then=end))
         assert ended.done
         assert self.space.runs.run("run-1").status == "pending"
-        assert self.trips == (3, 1)  # the run, its limit, and who is first in the queue
+        assert self.trips == (3, 1)  # the run, its limit, and the first run in the queue
 
-    def test_the_runs_of_a_worker_that_has_died(self):
+    def test_orphaned_runs_take_one_read_per_level(self):
         self.send(acquire(worker_key("v.1"), "v.1", kind="worker", ttl=1))
         self.send(r.RegisterWorker(worker="v.1", name="other", types=("order",)))
         self.send(*(r.StartRun(new=self.start(f"run-{number}").new, worker="v.1") for number in range(200)))
         self.clock.pass_by(2)
         (claimed,) = self.send(r.ClaimRuns(worker="w.1", types=(("order", "order"),), limit=200))
         assert len(claimed.claims) == 200
-        assert self.trips == (4, 1)  # who has died, what it had, the runs, and what may lock them
+        assert self.trips == (4, 1)  # the expired worker, its list of runs, the runs, and their run locks
 
-    def test_many_who_wait_and_are_kept_out_by_another_limit_each(self):
+    def test_many_queued_runs_that_each_wait_for_another_limit(self):
         limits = (Limit(name="all", max=1, on_excess="queue"), Limit(name="each", path="x", max=1, on_excess="queue"))
         terms = WorkflowLimits(limits=limits)
         self.send(r.PublishLimits(workflow="order", terms=terms))
@@ -112,7 +112,7 @@ class TestTrips:
 
 
 class Contended(MemorySource):
-    """A source in which another client changes one record before each write that rests on it, so many times."""
+    """A source in which another client changes one record before each write that depends on it, so many times."""
 
     def __init__(self, space, now, *, hot, times):
         super().__init__(space, now)
@@ -128,7 +128,7 @@ class Contended(MemorySource):
 
 
 class Signalled(MemorySource):
-    """A source in which some run is always signalled while many of them are claimed."""
+    """A source in which a run is signalled during every claim of many runs."""
 
     def __init__(self, space, now, *, most):
         super().__init__(space, now)
@@ -140,9 +140,9 @@ class Signalled(MemorySource):
 
 
 class TestContention:
-    """Commands about a record that other clients change all the time do not take the others along."""
+    """Commands about a record that other clients change all the time do not affect other commands."""
 
-    def test_a_claim_that_is_outpaced_takes_fewer_runs(self):
+    def test_a_claim_that_conflicts_repeatedly_takes_fewer_runs(self):
         space, clock = _Space(), ManualClock()
         execute(MemorySource(space, clock()), [acquire(worker_key("w.1"), "w.1", kind="worker")])
         execute(MemorySource(space, clock()), [r.RegisterWorker(worker="w.1", name="worker", types=("order",))])
@@ -155,7 +155,7 @@ class TestContention:
         assert source.sizes == [100, 50, 25, 12]
 
     @pytest.mark.parametrize("times", [2, 25, 1_000])
-    def test_commands_that_are_outpaced_are_decided_in_halves(self, times):
+    def test_commands_that_conflict_repeatedly_are_decided_in_halves(self, times):
         space, clock = _Space(), ManualClock()
         source = Contended(space, clock(), hot="k77", times=times)
         outcomes = execute(source, [acquire(f"k{n}", f"c.{n}") for n in range(200)]).outcomes

@@ -1,4 +1,4 @@
-"""What is special about memory."""
+"""What is specific to the memory store."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_memory_with_a_name_is_shared(opened):
     assert isinstance(outcome, out.Busy)
 
 
-def test_a_name_and_a_namespace_are_never_mistaken_for_another_pair(opened):
+def test_a_name_and_a_namespace_never_collide_with_another_pair(opened):
     first, second = opened("memory://a#b", namespace="c"), opened("memory://a", namespace="b#c")
     assert first.identity != second.identity
     for store in (first, second):
@@ -35,7 +35,7 @@ def test_a_name_and_a_namespace_are_never_mistaken_for_another_pair(opened):
         assert isinstance(outcome, out.Granted)
 
 
-def test_the_last_one_to_close_forgets_the_records(opened):
+def test_closing_the_last_client_removes_the_records(opened):
     store = opened("memory://passing")
     connection = store.connect("commands")
     connection.execute([acquire()])

@@ -1,4 +1,4 @@
-"""PostgreSQL's own: rows that others keep locked, schemas and rights, what is on the wire, and what a pooler breaks."""
+"""What is specific to PostgreSQL: locked rows, schemas and rights, lost connections, notifications."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def admin(server):
 
 @pytest.fixture
 def schema(admin):
-    """The name of a schema that nobody has made yet, with letters that must be quoted."""
+    """The name of a schema that does not exist yet, with letters that must be quoted."""
     name = f'test "{next(_names)}"; É'
     yield name
     admin.execute(sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(name)))
@@ -80,7 +80,7 @@ def url(tmp_path):
 
 @pytest.fixture
 def asked(monkeypatch):
-    """How often a server was asked something, through whatever session."""
+    """How many round trips were made, over all sessions."""
     trips = []
     for name in ("_talk", "_trip"):
         way = getattr(postgres_session.Session, name)
@@ -95,7 +95,7 @@ def asked(monkeypatch):
 
 @contextmanager
 def locked_row(url, key):
-    """Somebody has left a transaction open, with this lock's row in it."""
+    """Another session has left a transaction open that locks this row."""
     with psycopg.connect(url.partition("?")[0], application_name="forgotten") as db:
         db.execute("SELECT 1 FROM tests.locks WHERE key = %s FOR UPDATE", (key,))
         yield db
@@ -105,11 +105,12 @@ def locked_row(url, key):
 # -- trips -----------------------------------------------------------------------------------------------------
 
 
-def test_a_usual_command_is_one_trip_and_any_other_one_two(url, opened, asked):
-    """What is usual is one statement; else a trip locks and reads, and another one writes or ends the transaction."""
+def test_a_simple_command_is_one_round_trip_and_any_other_two(url, opened, asked):
+    """A simple command is one statement; otherwise one round trip locks and reads, and a second one writes and
+    commits."""
     connection = opened(url).connect()
     granted = connection.execute([acquire()])[0]
-    connection.execute([read()])  # each statement is made known to the server once a session
+    connection.execute([read()])  # each statement is prepared once per session
     for command, kind, trips in (
         (renew(token=granted.token), out.Renewed, 1),
         (wait(), out.Queued, 3),
@@ -126,9 +127,9 @@ def test_a_usual_command_is_one_trip_and_any_other_one_two(url, opened, asked):
         assert len(asked) == trips, command
 
 
-def test_a_batch_takes_no_more_trips_than_its_kinds(url, opened, asked):
+def test_a_batch_takes_at_most_one_round_trip_per_kind_of_command(url, opened, asked):
     connection = opened(url).connect()
-    for turn in range(2):  # the first time the server is told to remember how it is done
+    for turn in range(2):  # the first time, the statement is prepared
         asked.clear()
         outcomes = connection.execute(
             [
@@ -147,7 +148,7 @@ def test_a_batch_takes_no_more_trips_than_its_kinds(url, opened, asked):
 # -- rows that somebody else has -------------------------------------------------------------------------------
 
 
-def test_a_row_that_somebody_keeps_locked_delays_its_own_key_alone(url, opened):
+def test_a_locked_row_delays_only_its_own_key(url, opened):
     connection = opened(url).connect()
     keys = [f"k{n}" for n in range(5)]
     granted = connection.execute([acquire(key) for key in keys])
@@ -169,7 +170,7 @@ def test_a_row_that_somebody_keeps_locked_delays_its_own_key_alone(url, opened):
 
 
 @pytest.mark.usefixtures("patient")
-def test_a_row_that_is_soon_free_is_waited_for(url, opened):
+def test_a_command_waits_for_a_row_that_is_soon_free(url, opened):
     connection = opened(url).connect()
     (granted,) = connection.execute([acquire()])
     with locked_row(url, "k") as other, ThreadPoolExecutor(1) as pool:
@@ -178,8 +179,8 @@ def test_a_row_that_is_soon_free_is_waited_for(url, opened):
         assert isinstance(outcome, out.Renewed)
 
 
-def test_a_renewal_whose_row_is_taken_for_a_while_is_no_failure(url):
-    """Three failures in a row would cost the lease, long before its time."""
+def test_a_renewal_whose_row_is_locked_for_a_while_does_not_count_as_a_failure(url):
+    """Three failures in a row would lose the lease, long before it expires."""
     tried = []
     with Client(url) as hf, hf.lock("k", ttl=60, renew_every=0.1) as lease:
         hf.events.subscribe(lambda event: tried.append(1) if event.name == "renewal_unknown" else None)
@@ -190,9 +191,9 @@ def test_a_renewal_whose_row_is_taken_for_a_while_is_no_failure(url):
         lease.check()
 
 
-def test_a_caller_waits_for_a_row_that_is_taken_for_a_while(url):
+def test_a_caller_waits_for_a_row_that_is_locked_for_a_while(url):
     with Client(url) as hf, locked_row_of(url, hf) as other:
-        threading.Timer(3.5, other.rollback).start()  # longer than what is not answered at all is asked for
+        threading.Timer(3.5, other.rollback).start()  # longer than a single command is retried
         with hf.lock("k", wait=20) as lease:
             assert lease.valid
 
@@ -205,7 +206,7 @@ def locked_row_of(url, hf):
         yield other
 
 
-def test_a_slot_that_somebody_keeps_locked_delays_itself_alone(url, opened):
+def test_a_locked_slot_delays_only_its_own_commands(url, opened):
     connection = opened(url).connect()
     mine, yours = ("global", "", "mine"), ("global", "", "yours")
     connection.execute([swap("a.1", address=mine), swap("a.2", address=yours)])
@@ -220,7 +221,7 @@ def test_a_slot_that_somebody_keeps_locked_delays_itself_alone(url, opened):
 
 @pytest.mark.parametrize("end", ["commit", "rollback"])
 @pytest.mark.usefixtures("patient")
-def test_a_key_that_somebody_is_just_making_is_waited_for(url, opened, end):
+def test_a_command_waits_for_a_key_that_another_transaction_creates(url, opened, end):
     connection = opened(url).connect()
     connection.execute([acquire("warm"), acquire("up")])
     with psycopg.connect(url.partition("?")[0]) as db, ThreadPoolExecutor(1) as pool:
@@ -233,7 +234,7 @@ def test_a_key_that_somebody_is_just_making_is_waited_for(url, opened, end):
     assert connection.execute([c.Inspect(key="new")])[0].record.version == (2 if end == "commit" else 1)
 
 
-def test_a_key_that_somebody_keeps_unfinished_delays_itself_alone(url, opened):
+def test_a_key_of_an_uncommitted_transaction_delays_only_its_own_commands(url, opened):
     connection = opened(url).connect()
     with psycopg.connect(url.partition("?")[0]) as db:
         db.execute("INSERT INTO tests.locks VALUES ('default', 'k07', '{}', NULL)")
@@ -244,7 +245,7 @@ def test_a_key_that_somebody_keeps_unfinished_delays_itself_alone(url, opened):
 
 
 @pytest.mark.usefixtures("patient")
-def test_one_who_is_alone_waits_for_a_key_that_somebody_is_just_making(url, opened):
+def test_a_single_command_waits_for_a_key_that_another_transaction_creates(url, opened):
     connection = opened(url).connect()
     connection.execute([acquire("warm")])
     with psycopg.connect(url.partition("?")[0]) as db, ThreadPoolExecutor(1) as pool:
@@ -256,7 +257,7 @@ def test_one_who_is_alone_waits_for_a_key_that_somebody_is_just_making(url, open
     assert isinstance(outcome, out.Busy)
 
 
-def test_a_batch_leaves_a_row_that_is_taken_and_does_not_fail_as_a_whole(url, opened, asked):
+def test_a_batch_skips_a_locked_row_and_does_not_fail_as_a_whole(url, opened, asked):
     connection = opened(url).connect()
     keys = [f"k{number:02}" for number in range(64)]
     granted = connection.execute([acquire(key) for key in keys])
@@ -270,8 +271,8 @@ def test_a_batch_leaves_a_row_that_is_taken_and_does_not_fail_as_a_whole(url, op
 
 
 @pytest.mark.usefixtures("patient")
-def test_no_later_command_of_a_batch_overtakes_one_whose_row_was_taken(url, opened):
-    """The row is set free between the two: the second command must not have what the first could not."""
+def test_no_later_command_of_a_batch_overtakes_one_whose_row_was_locked(url, opened):
+    """The row is unlocked between the two: the second command must not get what the first could not."""
     connection = opened(url).connect()
     (granted,) = connection.execute([acquire("k1")])
     with locked_row(url, "k1") as other:
@@ -286,7 +287,7 @@ def test_no_later_command_of_a_batch_overtakes_one_whose_row_was_taken(url, open
 
 @pytest.fixture
 def slow_key(admin, url, opened):
-    """A key whose row takes its time to be written."""
+    """A key whose row is slow to write."""
     opened(url).connect().execute([c.Inspect(key="slow")])
     admin.execute(
         "CREATE FUNCTION tests.dawdle() RETURNS trigger LANGUAGE plpgsql AS $$ "
@@ -300,8 +301,8 @@ def slow_key(admin, url, opened):
     admin.execute("DROP FUNCTION tests.dawdle() CASCADE")
 
 
-def test_a_row_that_is_set_free_in_the_middle_of_a_batch_is_not_had_by_a_later_command(url, opened, slow_key):
-    """The renewal cannot have the row, and the release, a part later, could: it waits all the same."""
+def test_a_row_that_is_unlocked_during_a_batch_is_not_used_by_a_later_command(url, opened, slow_key):
+    """The renewal does not get the row, and the release, in a later part, could: it is skipped too."""
     connection = opened(url).connect()
     (granted,) = connection.execute([acquire("k1")])
     with locked_row(url, "k1") as other:
@@ -315,8 +316,9 @@ def test_a_row_that_is_set_free_in_the_middle_of_a_batch_is_not_had_by_a_later_c
     assert [type(one).__name__ for one in again] == ["Renewed", "Granted", "Released"]
 
 
-def test_a_row_that_was_somebody_elses_when_the_clock_was_read_is_not_judged_by_that_time(url, opened, slow_key):
-    """While a batch dawdles the row is set free and its lease renewed: to the batch it would seem to end too late."""
+def test_a_row_that_was_locked_when_the_clock_was_read_is_not_decided_by_that_time(url, opened, slow_key):
+    """While a batch is slow the row is unlocked and its lease renewed: by the time of the batch it would end too
+    late."""
     store = opened(url)
     holder, stranger = store.connect(), store.connect()
     (granted, slow) = holder.execute([acquire("k1", ttl=60), acquire(slow_key)])
@@ -332,7 +334,7 @@ def test_a_row_that_was_somebody_elses_when_the_clock_was_read_is_not_judged_by_
     assert seen.record.holders[0].expires_at == renewed.expires_at
 
 
-def test_looks_of_a_batch_see_rows_that_somebody_has_locked(url, opened):
+def test_queries_of_a_batch_see_locked_rows(url, opened):
     connection = opened(url).connect()
     connection.execute([acquire("k1"), acquire("k2")])
     with locked_row(url, "k1"):
@@ -342,7 +344,7 @@ def test_looks_of_a_batch_see_rows_that_somebody_has_locked(url, opened):
 
 @pytest.mark.parametrize("commands", [1, 2], ids=["alone", "in a batch"])
 @pytest.mark.parametrize("odd", ['{"fence": 5.5}', '{"version": "4"}', '{"version": 4.5}'])
-def test_a_record_with_numbers_that_are_none_is_left_alone(url, opened, admin, odd, commands):
+def test_a_record_with_invalid_numbers_is_refused_and_unchanged(url, opened, admin, odd, commands):
     connection = opened(url).connect()
     keys = [f"k{n}" for n in range(commands)]
     grants = connection.execute([acquire(key) for key in keys])
@@ -378,7 +380,7 @@ def test_batches_in_opposite_orders_neither_deadlock_nor_fail(url, opened):
 # -- schemas and rights ----------------------------------------------------------------------------------------
 
 
-def test_many_who_come_first_at_once_make_one_schema(server, schema, opened):
+def test_many_first_clients_at_once_create_one_schema(server, schema, opened):
     stores = [opened(f"{server.url}?schema={postgres_url_quoted(schema)}") for _ in range(6)]
     with ThreadPoolExecutor(6) as pool:
         connections = list(pool.map(lambda store: store.connect(), stores))
@@ -386,7 +388,7 @@ def test_many_who_come_first_at_once_make_one_schema(server, schema, opened):
     assert sorted(type(outcome).__name__ for outcome in outcomes) == ["Busy"] * 5 + ["Granted"]
 
 
-def test_the_layout_is_what_the_documentation_says(url, opened, admin):
+def test_the_table_layout_is_as_documented(url, opened, admin):
     opened(url).connect()
     columns = admin.execute(
         "SELECT table_name, column_name, data_type FROM information_schema.columns WHERE table_schema = 'tests' "
@@ -505,7 +507,7 @@ def test_the_layout_is_what_the_documentation_says(url, opened, admin):
     ]
 
 
-def test_every_table_that_churns_is_vacuumed_and_analysed_in_time(url, opened, admin):
+def test_every_table_with_many_updates_has_autovacuum_settings(url, opened, admin):
     opened(url).connect()
     statements = "\n".join(text for text in vars(postgres_writing).values() if isinstance(text, str))
     churning = set(re.findall(r"(?:UPDATE|DELETE FROM|INSERT INTO) holdfast\.(\w+)", statements))
@@ -544,7 +546,7 @@ def test_a_schema_of_a_newer_version_is_refused(server, schema, opened, admin):
 
 
 @pytest.mark.parametrize("column", ["text", "version"])
-def test_somebody_elses_schema_is_left_alone(server, schema, opened, admin, column):
+def test_a_schema_of_another_program_is_refused_and_unchanged(server, schema, opened, admin, column):
     made = sql.SQL("CREATE SCHEMA {0}; CREATE TABLE {0}.about ({1} text)")
     admin.execute(made.format(sql.Identifier(schema), sql.Identifier(column)))
     with pytest.raises(StoreUnusable, match="does not belong to Holdfast"):
@@ -553,7 +555,7 @@ def test_somebody_elses_schema_is_left_alone(server, schema, opened, admin, colu
     assert tables.fetchone() == (1,)
 
 
-def test_a_schema_of_a_development_version_is_left_alone_with_what_to_do(server, schema, opened, admin):
+def test_a_schema_of_a_development_version_is_refused_with_what_to_do(server, schema, opened, admin):
     opened(f"{server.url}?schema={postgres_url_quoted(schema)}").connect()
     admin.execute(sql.SQL("ALTER TABLE {}.about DROP COLUMN oldest_client").format(sql.Identifier(schema)))
     count = "SELECT count(*) FROM information_schema.tables WHERE table_schema = %s"
@@ -567,7 +569,7 @@ def test_a_schema_of_a_development_version_is_left_alone_with_what_to_do(server,
 
 @pytest.fixture
 def roles(server, schema, opened, admin):
-    """The two roles of the SQL that comes with the package, with the schema made by an owner before."""
+    """The two roles of the packaged SQL, with the schema created by an owner before."""
     opened(f"{server.url}?schema={postgres_url_quoted(schema)}").connect()
     admin.execute(postgres_schema.script("roles.sql", schema).encode())
     for role in ("holdfast_app", "holdfast_reader"):
@@ -601,7 +603,7 @@ def test_a_role_that_may_only_read_sees_and_changes_nothing(roles, schema, opene
         connection.execute([acquire()])
 
 
-def test_a_role_that_may_not_make_the_schema_is_told_who_can(roles, opened):
+def test_a_role_that_may_not_create_the_schema_gets_an_error_that_says_who_can(roles, opened):
     with pytest.raises(StoreUnusable, match="may not create them"):
         opened(f"{roles['holdfast_app']}?schema=elsewhere").connect()
 
@@ -609,7 +611,7 @@ def test_a_role_that_may_not_make_the_schema_is_told_who_can(roles, opened):
 # -- the way to the server -------------------------------------------------------------------------------------
 
 
-def test_a_wrong_password_is_said_and_not_shown(server, opened):
+def test_a_wrong_password_is_reported_and_not_shown(server, opened):
     address = server.url.replace(server.password, "hunter2")
     with pytest.raises(StoreUnusable, match="password authentication failed") as caught:
         opened(address).connect()
@@ -617,13 +619,13 @@ def test_a_wrong_password_is_said_and_not_shown(server, opened):
     assert "hunter2" not in opened(address).url
 
 
-def test_a_server_that_is_not_there_is_unavailable_and_nothing_was_sent(opened):
+def test_an_unreachable_server_is_unavailable_and_nothing_was_sent(opened):
     with pytest.raises(StoreUnavailable, match="cannot be reached") as caught:
         opened("postgresql://127.0.0.1:1/db").connect()
     assert not caught.value.ambiguous
 
 
-def test_a_session_that_is_ended_in_the_middle_leaves_the_outcome_unknown(url, opened, admin):
+def test_a_session_that_is_terminated_during_a_command_leaves_the_outcome_unknown(url, opened, admin):
     connection = opened(url).connect()
     connection.execute([acquire()])
     admin.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'holdfast'")
@@ -633,13 +635,13 @@ def test_a_session_that_is_ended_in_the_middle_leaves_the_outcome_unknown(url, o
 
 
 @pytest.mark.parametrize("state", ["57P01", "57P02", "57P05", "08006", ""])
-def test_what_a_server_says_when_it_goes_leaves_the_outcome_unknown(state):
+def test_a_shutdown_message_of_the_server_leaves_the_outcome_unknown(state):
     error = postgres_session.refusal(state, "terminating connection")
     assert isinstance(error, StoreUnavailable)
     assert error.ambiguous
 
 
-def test_a_server_that_does_not_answer_is_given_up_after_the_timeout(server, opened):
+def test_a_server_that_does_not_respond_is_given_up_after_the_timeout(server, opened):
     with Proxy("127.0.0.1", server.port) as proxy:
         connection = opened(f"{proxy.url_for(server.url)}?schema=tests&timeout=0.2").connect()
         proxy.stall()
@@ -679,7 +681,7 @@ def test_an_option_that_makes_no_sense_is_refused_before_anything_is_sent(opened
         opened(f"postgresql://127.0.0.1:1/db{options}")
 
 
-def test_a_commit_is_waited_for_also_where_the_role_does_not(server, url, opened, admin):
+def test_commits_are_synchronous_although_the_role_has_another_default(server, url, opened, admin):
     role = sql.Identifier(server.user)
     admin.execute(sql.SQL("ALTER ROLE {} SET synchronous_commit = off").format(role))
     try:
@@ -689,8 +691,8 @@ def test_a_commit_is_waited_for_also_where_the_role_does_not(server, url, opened
         admin.execute(sql.SQL("ALTER ROLE {} RESET synchronous_commit").format(role))
 
 
-def test_a_client_that_is_paused_within_a_transaction_keeps_no_row(url, opened, monkeypatch):
-    """The server ends its session within a second; nothing was done, and that is known."""
+def test_a_client_that_is_paused_within_a_transaction_does_not_keep_its_row_locks(url, opened, monkeypatch):
+    """The server ends its session within a second; nothing was done, and the error says so."""
     store = opened(url)
     paused, other = store.connect(), store.connect()
     (granted,) = other.execute([acquire()])
@@ -711,7 +713,7 @@ def test_a_client_that_is_paused_within_a_transaction_keeps_no_row(url, opened, 
 
 
 def persist(connection, command):
-    """Send a command again until nobody is in its way."""
+    """Send a command again until its row is free."""
     late = time.monotonic() + 5
     while True:
         outcomes = connection.execute([command])
@@ -725,13 +727,13 @@ def persist(connection, command):
 
 @pytest.fixture
 def listening():
-    """What is opened here is closed at the end of the test."""
+    """Opens watches, which are closed at the end of the test."""
     with ExitStack() as stack:
         yield stack
 
 
-def heard_by(url, store, channel):
-    """A raw ear on the channel of an attempt."""
+def listener_for(url, store, channel):
+    """A plain connection that listens on the channel of an attempt."""
     db = psycopg.connect(url.partition("?")[0], autocommit=True)
     watch = store.watch(channel, print)
     db.execute(watch._listen)
@@ -739,10 +741,10 @@ def heard_by(url, store, channel):
     return db
 
 
-def test_only_who_waits_elsewhere_is_notified(url, opened, listening):
+def test_only_waiters_of_other_clients_are_notified(url, opened, listening):
     store = opened(url)
     connection = store.connect()
-    with closing(heard_by(url, store, "far")) as ear, closing(heard_by(url, store, "near")) as other_ear:
+    with closing(listener_for(url, store, "far")) as ear, closing(listener_for(url, store, "near")) as other_ear:
         near = []
         listening.enter_context(closing(store.watch("near", near.append)))
         eventually(lambda: near == [None])
@@ -756,8 +758,8 @@ def test_only_who_waits_elsewhere_is_notified(url, opened, listening):
         assert near == [None, ["near.1"], ["near.2"]]
 
 
-def test_a_notification_that_would_be_too_long_arrives_as_a_call_to_look(url, opened, listening):
-    """The server takes 8,000 bytes: of 400 runs that are started at once their names would be more."""
+def test_a_notification_that_would_be_too_long_is_sent_without_names(url, opened, listening):
+    """The server accepts 8,000 bytes: the names of 400 runs that are started at once would be longer."""
     elsewhere, here = opened(url), opened(url)
     connection = elsewhere.connect()
     worker = {"key": "worker/far.1", "id": "far.1", "label": ME, "kind": "worker", "ttl": 60_000_000}
@@ -778,7 +780,7 @@ def test_a_notification_that_would_be_too_long_arrives_as_a_call_to_look(url, op
         eventually(lambda: heard == [None, None, ["far.run/one"]])
 
 
-def test_a_watch_goes_on_after_its_connection_was_lost(url, opened, admin, listening):
+def test_a_watch_continues_after_its_connection_was_lost(url, opened, admin, listening):
     store, heard = opened(url), []
     watch = listening.enter_context(closing(store.watch("b", heard.append)))
     eventually(lambda: heard == [None])
@@ -790,7 +792,7 @@ def test_a_watch_goes_on_after_its_connection_was_lost(url, opened, admin, liste
         assert eventually(lambda: heard[-1] == ["b.7"])
 
 
-def test_where_nobody_can_listen_the_head_of_a_queue_looks_from_time_to_time(url, opened, listening, monkeypatch):
+def test_without_notifications_the_head_of_a_queue_polls(url, opened, listening, monkeypatch):
     monkeypatch.setattr("holdfast.stores.postgresql.listen.POLL_SECONDS", 0.01)
     store, heard = opened(f"{url}&wakeup=poll"), []
     watch = listening.enter_context(closing(store.watch("b", heard.append)))
@@ -804,7 +806,7 @@ def test_where_nobody_can_listen_the_head_of_a_queue_looks_from_time_to_time(url
 
 
 class TestByTheServersClock(StoreConformance):
-    """The suite again, by the clock that people live by."""
+    """The suite again, with the server's own clock."""
 
     histories = 20
     processes = True
@@ -819,7 +821,7 @@ class TestByTheServersClock(StoreConformance):
         return PROVIDERS["postgres"].dump(url, namespace)
 
     def decided_at(self, connection, commands):
-        """A batch of several kinds is several transactions, each by its own time: here all get that of the first."""
+        """A batch of several kinds is several transactions, each with its own time: here all use that of the first."""
         (seen,) = connection.execute([c.Inspect(key="nobody's")])
         connection._clock = lambda: seen.now
         try:
@@ -828,12 +830,12 @@ class TestByTheServersClock(StoreConformance):
             connection._clock = None
 
 
-def test_the_schemas_version_is_the_one_that_the_code_knows(url, opened, admin):
+def test_the_version_of_the_schema_equals_that_of_the_code(url, opened, admin):
     opened(url).connect()
     assert admin.execute("SELECT version FROM tests.about").fetchall() == [(VERSION,)]
 
 
-def test_where_no_thread_can_be_had_nothing_is_left_open(url, opened):
+def test_if_no_thread_can_be_started_nothing_is_left_open(url, opened):
     store = opened(url)
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
     for _ in range(3):
@@ -842,7 +844,7 @@ def test_where_no_thread_can_be_had_nothing_is_left_open(url, opened):
     assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
 
 
-def test_tables_that_were_dropped_are_made_again_by_the_next_call(server, schema, admin):
+def test_dropped_tables_are_created_again_by_the_next_call(server, schema, admin):
     with Client(f"{server.url}?schema={postgres_url_quoted(schema)}") as hf:
         hf.lock("k").acquire().release()
         admin.execute(sql.SQL("DROP SCHEMA {} CASCADE").format(sql.Identifier(schema)))

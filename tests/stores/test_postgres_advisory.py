@@ -1,4 +1,5 @@
-"""`advisory=true`: grants are tied to a session. A crash frees at once, and a lost connection is told at once."""
+"""`advisory=true`: grants are tied to a session. A crash frees them at once, and a lost connection is reported at
+once."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ HOLDER = """
 from holdfast import Client
 hf = Client(sys.argv[1], name="holder")
 lease = hf.lock("k", ttl=3600).acquire()
-say(lease.token)
+report(lease.token)
 sys.stdin.readline()
 """
 FORKING = """
@@ -36,7 +37,7 @@ child = os.fork()
 if child == 0:
     time.sleep(120)
     os._exit(0)
-say(lease.token, child)
+report(lease.token, child)
 sys.stdin.readline()
 """
 ANCHORS = "SELECT {} FROM pg_stat_activity WHERE application_name = 'holdfast' AND query LIKE '%pg_try_advisory_lock%'"
@@ -53,17 +54,17 @@ def admin():
         yield db
 
 
-def test_a_killed_holder_is_replaced_at_once_by_the_one_who_waits(url):
+def test_a_killed_holder_is_replaced_at_once_by_the_next_waiter(url):
     with running(HOLDER, url) as holder, Client(url) as hf:
-        token = int(holder.hear())
+        token = int(holder.read_line())
         threading.Timer(0.2, os.kill, (holder.pid, signal.SIGKILL)).start()
-        with hf.lock("k", ttl=3600, wait=60) as lease:  # the dead one's time would end in an hour
+        with hf.lock("k", ttl=3600, wait=60) as lease:  # the lease of the killed holder would expire in an hour
             assert lease.token > token
 
 
-def test_a_forked_child_does_not_keep_its_dead_parents_lock(url):
+def test_a_forked_child_does_not_keep_the_lock_of_its_killed_parent(url):
     with running(FORKING, url) as holder, Client(url) as hf:
-        token, child = map(int, holder.hear().split())
+        token, child = map(int, holder.read_line().split())
         try:
             os.kill(holder.pid, signal.SIGKILL)
             with hf.lock("k", ttl=3600, wait=60) as lease:
@@ -72,14 +73,14 @@ def test_a_forked_child_does_not_keep_its_dead_parents_lock(url):
             os.kill(child, signal.SIGKILL)
 
 
-def test_a_holder_whose_process_lives_keeps_it(url):
+def test_a_holder_whose_process_runs_keeps_its_lock(url):
     with running(HOLDER, url) as holder, Client(url) as hf:
-        assert int(holder.hear())
+        assert int(holder.read_line())
         assert hf.lock("k").try_acquire() is None
         assert hf.locks.inspect("k").held
 
 
-def test_the_loss_of_the_connection_is_the_loss_of_the_lease_and_told_at_once(url, admin):
+def test_a_lost_connection_loses_the_lease_and_the_holder_is_notified_at_once(url, admin):
     told = threading.Event()
     with Client(url, name="cut off") as hf, Client(url) as other:
         with pytest.raises(LeaseLost, match="session that it was tied to was lost"):
@@ -92,7 +93,7 @@ def test_the_loss_of_the_connection_is_the_loss_of_the_lease_and_told_at_once(ur
             assert again.token > successor.token
 
 
-def test_a_grant_is_tied_also_when_it_was_waited_for(url, opened, admin):
+def test_a_grant_after_a_wait_is_tied_to_the_session_too(url, opened, admin):
     connection = opened(url).connect()
     (held,) = connection.execute([acquire(ttl=3600)])
     connection.execute([wait(ttl=3600), c.Release(key="k", id="a.1", token=held.token)])
@@ -104,7 +105,7 @@ def test_a_grant_is_tied_also_when_it_was_waited_for(url, opened, admin):
     assert next_one.token > confirmed.token
 
 
-def test_commands_of_one_batch_about_one_key_are_tied_too(url, opened, admin):
+def test_grants_of_one_batch_about_one_key_are_tied_to_the_session_too(url, opened, admin):
     connection = opened(url).connect()
     taken = [acquire(id=id, kind="semaphore", permits=2, ttl=3600) for id in ("a.1", "a.2")]
     connection.execute([*taken, wait(id="a.3", kind="semaphore", permits=2, ttl=3600)])
@@ -118,8 +119,8 @@ def test_commands_of_one_batch_about_one_key_are_tied_too(url, opened, admin):
     eventually(lambda: plain.execute([c.Inspect(key="k")])[0].record.idle)
 
 
-def test_a_killed_waiter_is_out_of_the_queue_as_a_killed_holder_is_out_of_the_lock(url):
-    """Its place would be kept for ten seconds, and an offer to it for one."""
+def test_a_killed_waiter_is_removed_from_the_queue_at_once(url):
+    """Otherwise its position would be kept for ten seconds, and an offer to it for one."""
     with Client(url) as hf, hf.lock("k", ttl=3600) as lease:
         with running(HOLDER, url) as waiter:
             eventually(lambda: len(hf.locks.inspect("k").waiters) == 1)
@@ -143,7 +144,7 @@ def test_an_offer_to_a_killed_waiter_ends_with_its_session(url, opened, admin):
     assert isinstance(plain.execute([wait(id="next.1", ttl=3600)])[0], out.Granted), "a lock-delay is for who held it"
 
 
-def test_the_ttl_counts_all_the_same(url, opened, clock):
+def test_the_ttl_also_applies_to_advisory_grants(url, opened, clock):
     store = opened(url, clock=clock)
     connection = store.connect()
     (first,) = connection.execute([acquire(ttl=1)])
@@ -152,7 +153,7 @@ def test_the_ttl_counts_all_the_same(url, opened, clock):
     assert second.token > first.token
 
 
-def test_the_lock_delay_counts_after_a_severed_session(url, opened, admin):
+def test_the_lock_delay_applies_after_a_lost_session(url, opened, admin):
     connection = opened(url).connect()
     connection.execute([acquire(ttl=3600, delay=3_600_000_000)])
     admin.execute(ANCHORS.format("pg_terminate_backend(pid)"))
@@ -162,8 +163,10 @@ def test_the_lock_delay_counts_after_a_severed_session(url, opened, admin):
     assert plain.execute([c.Inspect(key="k")])[0].record.closed_until
 
 
-def test_two_of_one_number_delay_each_other_and_never_share(url, opened, clock, admin, monkeypatch):
-    """A stranger's advisory lock of the same number, as a collision would be."""
+def test_two_grants_with_the_same_advisory_number_delay_each_other_and_never_share(
+    url, opened, clock, admin, monkeypatch
+):
+    """An advisory lock of another program with the same number, as in a collision."""
     numbers = iter([7, 7, 8])
     monkeypatch.setattr(advisory.secrets, "randbits", lambda _bits: next(numbers))
     first, second = opened(url, clock=clock), opened(url, clock=clock)
@@ -179,7 +182,7 @@ def test_two_of_one_number_delay_each_other_and_never_share(url, opened, clock, 
         assert granted.token > held.token
 
 
-def test_a_session_that_was_lost_in_the_middle_makes_the_outcome_ambiguous(url, opened, monkeypatch):
+def test_a_session_that_is_lost_during_a_command_makes_the_outcome_ambiguous(url, opened, monkeypatch):
     store = opened(url)
     connection = store.connect()
     monkeypatch.setattr(store._advisory, "holds", lambda _number: False)

@@ -1,4 +1,5 @@
-"""What another transaction keeps on PostgreSQL delays only the commands that need it, and errors name what it is."""
+"""Rows and tables that another transaction has locked on PostgreSQL delay only the commands that need them; errors
+name them."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from holdfast.stores.postgresql.session import Session, Statement
 from holdfast.stores.postgresql.statements import PATIENCE
 from holdfast.stores.questions import GroupSize
 from holdfast.testing.builders import acquire
-from stores.runs_asking import hire
+from stores.runs_asking import add_worker
 
 TERMS = WorkflowLimits(limits=(Limit(name="tenant", max=10, path="t", on_excess="queue"),), version=1)
 BOTH = WorkflowLimits(
@@ -46,7 +47,7 @@ def admin(url):
 
 @pytest.fixture
 def trips(monkeypatch):
-    """What was sent with each trip."""
+    """What was sent in each round trip."""
     made, trip = [], Session.trip
 
     def counting(self, statements):
@@ -84,7 +85,7 @@ def publish(connection, terms=TERMS):
 
 
 @pytest.mark.parametrize("place", [0, 30], ids=["first", "last"])
-def test_a_busy_limit_delays_its_own_starts_alone(url, opened, trips, place):
+def test_a_locked_limit_delays_only_its_own_starts(url, opened, trips, place):
     store = opened(url)
     connection = store.connect()
     publish(connection)
@@ -105,7 +106,7 @@ def test_a_busy_limit_delays_its_own_starts_alone(url, opened, trips, place):
     assert names(connection.execute(commands[place : place + 2])) == ["Started", "Started"]
 
 
-def test_the_error_of_a_lone_start_names_the_limit(url, opened):
+def test_the_error_of_a_single_start_names_the_locked_limit(url, opened):
     store = opened(url)
     connection = store.connect()
     publish(connection)
@@ -114,10 +115,10 @@ def test_the_error_of_a_lone_start_names_the_limit(url, opened):
     assert "the limit 'tenant' for busy of the workflow 'order' is locked by process" in str(failure.error)
 
 
-def test_the_error_of_an_end_names_the_limit_and_not_the_run(url, opened):
+def test_the_error_of_an_end_names_the_locked_limit_and_not_the_run(url, opened):
     store = opened(url)
     connection = store.connect()
-    hire(connection)
+    add_worker(connection)
     publish(connection)
     (started,) = connection.execute([start("r1", "busy", worker="w.1")])
     end = r.RecordRun(run="r1", fence=started.run.fence, at=1, request="end", entries=(), then=Finish("completed", "1"))
@@ -130,7 +131,7 @@ def test_the_error_of_an_end_names_the_limit_and_not_the_run(url, opened):
     assert isinstance(connection.execute([end])[0], Recorded)
 
 
-def test_a_change_of_limits_delays_the_starts_that_they_count_alone(url, opened):
+def test_a_change_of_limits_delays_only_the_starts_that_they_count(url, opened):
     store = opened(url)
     connection = store.connect()
     publish(connection)
@@ -142,7 +143,8 @@ def test_a_change_of_limits_delays_the_starts_that_they_count_alone(url, opened)
 
 
 def test_nothing_is_counted_without_its_lock(url, opened, admin):
-    """Another transaction has let in ten of ten and is not committed: who does not wait for it must not count."""
+    """Another transaction has admitted ten of ten and is not committed: a start that does not wait for it must not
+    count."""
     store = opened(url)
     connection = store.connect()
     publish(connection)
@@ -156,8 +158,8 @@ def test_nothing_is_counted_without_its_lock(url, opened, admin):
     assert admin.execute("SELECT count(*) FROM tests.places WHERE NOT queued").fetchone() == (10,)
 
 
-def test_a_limit_that_was_waited_for_is_waited_for_again_with_the_next_one(url, opened, monkeypatch):
-    """Or two clients whose commands need the same two limits would take turns at missing one of them."""
+def test_limits_that_a_batch_waited_for_are_locked_together_with_the_next_one(url, opened, monkeypatch):
+    """Otherwise two clients whose commands need the same two limits would alternately miss one of them."""
     store = opened(url)
     connection = store.connect()
     publish(connection, BOTH)
@@ -182,7 +184,7 @@ def test_a_limit_that_was_waited_for_is_waited_for_again_with_the_next_one(url, 
     assert list(map(len, awaited)) == [1, 2]
 
 
-def test_a_limit_that_was_soon_free_and_then_stands_still_delays_its_own_starts_alone(url, opened):
+def test_a_limit_that_is_locked_again_delays_only_its_own_starts(url, opened):
     store = opened(url)
     connection = store.connect()
     publish(connection)
@@ -197,7 +199,7 @@ def test_a_limit_that_was_soon_free_and_then_stands_still_delays_its_own_starts_
 # -- keys that another transaction inserts -------------------------------------------------------------------------
 
 
-def test_keys_that_another_transaction_inserts_delay_their_own_commands_alone(url, opened, trips):
+def test_keys_that_another_transaction_inserts_delay_only_their_own_commands(url, opened, trips):
     store = opened(url)
     connection = store.connect()
     connection.execute([acquire("warm")])
@@ -215,7 +217,7 @@ def test_keys_that_another_transaction_inserts_delay_their_own_commands_alone(ur
     assert len(trips) < 300
 
 
-def test_a_joined_batch_does_what_it_can_when_one_row_is_not_had(url, opened):
+def test_a_joined_batch_executes_the_other_commands_when_one_row_is_locked(url, opened):
     store = opened(url)
     connection = store.connect()
     connection.execute([acquire("k")])
@@ -229,7 +231,7 @@ def test_a_joined_batch_does_what_it_can_when_one_row_is_not_had(url, opened):
 # -- errors of a part ----------------------------------------------------------------------------------------------
 
 
-def test_a_right_that_is_missing_fails_its_own_command_alone(url, opened, admin):
+def test_a_missing_right_fails_only_its_own_command(url, opened, admin):
     connection = opened(url).connect()
     connection.execute([acquire("k1")])
     admin.execute("DROP ROLE IF EXISTS little; CREATE ROLE little LOGIN PASSWORD 'x'")
@@ -248,7 +250,7 @@ def test_a_right_that_is_missing_fails_its_own_command_alone(url, opened, admin)
         admin.execute("DROP OWNED BY little; DROP ROLE little")
 
 
-def test_an_error_of_a_batch_whose_first_part_was_carried_out_is_ambiguous(url, opened, monkeypatch):
+def test_an_error_after_the_first_part_of_a_batch_was_executed_is_ambiguous(url, opened, monkeypatch):
     connection = opened(url).connect()
     connection.execute([acquire("k1")])
     (held,) = connection.execute([acquire("k2")])
@@ -273,7 +275,7 @@ def test_an_error_of_a_batch_whose_first_part_was_carried_out_is_ambiguous(url, 
 # -- lists ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_list_that_meets_a_locked_table_fails_alone_and_leaves_nothing_behind(url, opened):
+def test_a_list_of_a_locked_table_fails_alone_and_leaves_nothing_behind(url, opened):
     connection = opened(url).connect()
     connection.execute([acquire("k1")])
     with psycopg.connect(url.partition("?")[0]) as other:
@@ -288,7 +290,7 @@ def test_a_list_that_meets_a_locked_table_fails_alone_and_leaves_nothing_behind(
     assert names(connection.execute([r.CountRuns()])) == ["RunCounts"]
 
 
-def test_a_list_that_cannot_be_asked_leaves_nothing_behind(url, opened):
+def test_a_list_that_cannot_be_sent_leaves_nothing_behind(url, opened):
     connection = opened(url).connect()
     beyond = r.ListRuns(wanted=RunFilter(since=10**30))
     swap = c.SwapSlot(address=("global", "", "k"), request="a.1", expected="", version=0, value="1")
@@ -297,7 +299,7 @@ def test_a_list_that_cannot_be_asked_leaves_nothing_behind(url, opened):
     assert names(connection.execute([acquire("k2")])) == ["Granted"]
 
 
-def test_a_list_makes_functions_that_are_gone(url, opened, admin):
+def test_a_list_creates_missing_functions_again(url, opened, admin):
     connection = opened(url).connect()
     connection.execute([acquire("k")])
     query = """
@@ -310,7 +312,7 @@ def test_a_list_makes_functions_that_are_gone(url, opened, admin):
     assert isinstance(counted, RunCounts)
 
 
-def test_commands_on_a_locked_table_fail_with_its_name_and_others_go_on(url, opened):
+def test_commands_on_a_locked_table_fail_with_its_name_and_others_continue(url, opened):
     connection = opened(url).connect()
     connection.execute([acquire("k")])
     with closing(psycopg.connect(url.partition("?")[0])) as other:

@@ -13,7 +13,7 @@ from holdfast.rules.runs.limits import WorkflowLimits
 from holdfast.rules.runs.outcomes import Claimed
 from holdfast.rules.runs.record import NewRun, RunEvent
 from holdfast.testing.builders import acquire
-from stores.runs_asking import hire
+from stores.runs_asking import add_worker
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def admin(url):
 @pytest.fixture
 def connection(url, opened):
     found = opened(url).connect()
-    hire(found)
+    add_worker(found)
     return found
 
 
@@ -56,7 +56,7 @@ DAMAGE = {
 @pytest.mark.parametrize("damage", DAMAGE)
 @pytest.mark.parametrize("many", [1, 9])
 @pytest.mark.parametrize("limit", [1, 20])
-def test_runs_that_cannot_be_read_keep_no_other_from_being_claimed(connection, admin, damage, many, limit):
+def test_unreadable_runs_do_not_prevent_the_claim_of_others(connection, admin, damage, many, limit):
     damaged = [f"a{n}" for n in range(many)]
     start(connection, *damaged)
     if damage == "event":
@@ -81,8 +81,8 @@ def test_a_damaged_event_fails_the_commands_that_need_it(connection, admin):
     assert row.claim.run.posted == 1
 
 
-def test_a_damaged_worker_disturbs_nobody_and_its_runs_are_set_free(connection, admin):
-    hire(connection, "dead.1", seconds=1)
+def test_a_damaged_worker_record_does_not_affect_others_and_its_runs_are_released(connection, admin):
+    add_worker(connection, "dead.1", seconds=1)
     connection.execute([r.StartRun(new=NewRun(id="orphan", type="order", input="1", request="o"), worker="dead.1")])
     admin.execute("""UPDATE tests.workers SET worker = '{"name": 5}' WHERE id = 'dead.1'""")
     start(connection, "a")
@@ -93,7 +93,7 @@ def test_a_damaged_worker_disturbs_nobody_and_its_runs_are_set_free(connection, 
     assert admin.execute("SELECT id FROM tests.workers").fetchall() == [("w.1",)]
 
 
-def test_damaged_limits_and_states_are_said_to_be_unreadable(connection, admin):
+def test_damaged_limits_and_states_are_reported_as_unreadable(connection, admin):
     connection.execute([r.PublishLimits(workflow="order", terms=WorkflowLimits(version=1))])
     swap = c.SwapSlot(address=("global", "", "k"), request="a.1", expected="", version=0, value="1")
     connection.execute([swap])
@@ -107,7 +107,7 @@ def test_damaged_limits_and_states_are_said_to_be_unreadable(connection, admin):
     assert not isinstance(granted, c.Failed)
 
 
-def test_a_look_at_a_damaged_run_that_another_transaction_has_fails_alone(connection, admin, url):
+def test_reading_a_damaged_run_that_is_locked_fails_alone(connection, admin, url):
     start(connection, "a")
     admin.execute(DAMAGE["rest"], {"runs": ["a"]})
     with psycopg.connect(url.partition("?")[0]) as other:

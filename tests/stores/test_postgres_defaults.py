@@ -41,7 +41,7 @@ def admin(server):
 
 @pytest.fixture(params=["role", "database"])
 def altered(request, server, admin):
-    """Gives a role or a database a default; returns the address of a store that has it."""
+    """Gives a role or a database another default; returns the address of a store with it."""
     name = f"other defaults {next(_names)}"
     here = sql.Identifier(name)
     admin.execute(sql.SQL("CREATE ROLE {} LOGIN PASSWORD 'secret'").format(here))
@@ -64,7 +64,7 @@ def test_a_role_or_database_with_another_default_can_do_everything(altered, defa
     with psycopg.connect(url) as db:
         assert db.execute(f"SHOW {default[0]}").fetchone() == (default[1],)
     connection = opened(url).connect()
-    assert_that_runs_can_be_driven(connection)  # counts runs at limits, which no transaction can that sees the past
+    assert_that_runs_can_be_driven(connection)  # counts runs at limits, which a transaction with an old snapshot cannot
     with Client(url) as hf, hf.lock("k") as lease:
         lease.check()
     level = default[1] if default[0] == "default_transaction_isolation" else "read committed"
@@ -86,20 +86,20 @@ def paid_within_a_run(url, *, meanwhile=lambda run: None):
     async def pays(ctx: Context) -> list[str]:
         return await ctx.transaction("pay", pay)
 
-    async def story():
+    async def scenario():
         async with asyncio.timeout(30), Engine(url, workflows=[pays], worker_ttl=5, grace=1) as engine:
             return await (await engine.start(pays, id="paying")).result()
 
     with psycopg.connect(url) as db:
         db.read_only = False
         db.execute("CREATE TABLE payments (level text)")
-    returned = asyncio.run(story())
+    returned = asyncio.run(scenario())
     with psycopg.connect(url) as db:
         return returned, [row[0] for row in db.execute("TABLE payments")]
 
 
 @pytest.mark.parametrize("altered", ["role"], indirect=True)
-def test_a_transaction_of_a_run_that_saw_the_past_is_rolled_back_and_run_again(altered):
+def test_a_transaction_of_a_run_with_an_old_snapshot_is_rolled_back_and_run_again(altered):
     """A signal changes the run's row after the snapshot of the transaction: the record cannot be made in it."""
     url = altered(*DEFAULTS["repeatable_read"])
     with Client(url) as hf:
@@ -108,8 +108,8 @@ def test_a_transaction_of_a_run_that_saw_the_past_is_rolled_back_and_run_again(a
 
 
 @pytest.mark.parametrize("altered", ["role"], indirect=True)
-def test_a_connection_of_the_users_own_pool_is_lent_as_it_is(altered, opened):
-    """Only those that the store has opened itself are its own to change."""
+def test_a_connection_of_the_users_pool_is_used_unchanged(altered, opened):
+    """The store changes only connections that it has opened itself."""
     url = altered(*DEFAULTS["read_only"])
     modes = []
     with psycopg_pool.ConnectionPool(url, min_size=1, max_size=4) as pool:
@@ -142,7 +142,7 @@ def store(server, opened, admin):
     [psycopg.IsolationLevel.REPEATABLE_READ, psycopg.IsolationLevel.SERIALIZABLE],
     ids=lambda level: level.name,
 )
-def test_a_transaction_that_sees_the_past_is_told_so_for_the_command_that_needs_the_present(store, server, level):
+def test_a_transaction_with_an_old_snapshot_gets_an_error_for_the_command_that_needs_current_data(store, server, level):
     connection = store.connect()
     connection.execute([started("a"), started("b")])
     with psycopg.connect(server.url) as mine:
@@ -159,7 +159,7 @@ def test_a_transaction_that_sees_the_past_is_told_so_for_the_command_that_needs_
     assert isinstance(seen, RunSeen)
 
 
-def test_a_read_only_transaction_is_told_so_and_goes_on(store, server):
+def test_a_read_only_transaction_gets_an_error_and_continues(store, server):
     connection = store.connect()
     connection.execute([started("a")])
     with psycopg.connect(server.url) as mine:

@@ -1,4 +1,4 @@
-"""Releases of Holdfast side by side on one PostgreSQL database: each client calls functions of its own."""
+"""Releases of Holdfast side by side on one PostgreSQL database: each client calls its own functions."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def admin(server):
 
 @pytest.fixture
 def schema(admin):
-    """The name of a schema that nobody has made yet, with letters that must be quoted, as long as a name can be."""
+    """The name of a schema that does not exist yet, with letters that must be quoted, of maximum length."""
     name = f"releases {next(_names)} % \"É'".ljust(62, "x")
     yield name
     admin.execute(sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(name)))
@@ -62,23 +62,23 @@ def url(server, schema):
 
 
 class Release:
-    """A client of some release in a process of its own."""
+    """A client of some release in a separate process."""
 
     def __init__(self, process):
         self._process = process
-        self.first = self.heard()
+        self.first = self.read_answer()
 
-    def heard(self):
+    def read_answer(self):
         line = self._process.stdout.readline()
         assert line, "the process has ended"
         return json.loads(line)
 
-    def told(self, line):
+    def send_line(self, line):
         print(line, file=self._process.stdin, flush=True)
 
-    def asked(self, line):
-        self.told(line)
-        return self.heard()
+    def ask(self, line):
+        self.send_line(line)
+        return self.read_answer()
 
 
 @pytest.fixture
@@ -118,16 +118,16 @@ def digests_in(admin, schema):
 def test_two_releases_work_side_by_side_each_with_its_own_functions(releases, admin, schema, first, later):
     kinds = ("this", later) if first == "old_first" else (later, "this")
     one = releases(kinds[0])
-    assert one.asked("work 1") == {"done": 1}
+    assert one.ask("work 1") == {"done": 1}
     before = rows_of(admin, schema, one.first["ready"])
     two = releases(kinds[1])
     for client in (one, two):
-        client.told("work 12")
-    assert [client.heard() for client in (one, two)] == [{"done": 12}] * 2, "at the same time, with the same lock"
+        client.send_line("work 12")
+    assert [client.read_answer() for client in (one, two)] == [{"done": 12}] * 2, "at the same time, with the same lock"
     again = releases(kinds[0])
-    assert again.asked("work 1") == {"done": 1}
+    assert again.ask("work 1") == {"done": 1}
     assert again.first == one.first != two.first
-    assert before == rows_of(admin, schema, one.first["ready"]), "nobody has replaced anything"
+    assert before == rows_of(admin, schema, one.first["ready"]), "no function was replaced"
     assert digests_in(admin, schema) == {one.first["ready"], two.first["ready"]}
     texts = {
         kind: text_of(admin, schema, client.first["ready"]) for kind, client in zip(kinds, (one, two), strict=True)
@@ -136,34 +136,32 @@ def test_two_releases_work_side_by_side_each_with_its_own_functions(releases, ad
 
 
 def text_of(admin, schema, digest):
-    """What a function of a set says."""
+    """The source of a function of a set."""
     name = sql.SQL("{}.{}").format(sql.Identifier(schema), sql.Identifier(f"insist_{digest}")).as_string(None)
     return admin.execute("SELECT pg_get_functiondef(%s::regproc)", (name,)).fetchone()[0]
 
 
 @pytest.mark.parametrize("later", ["breaking", "breaking_tables_alone"])
-def test_a_client_that_newer_tables_cannot_have_is_refused_also_when_it_was_there_before(
-    releases, admin, schema, later
-):
+def test_an_incompatible_client_is_refused_also_if_it_was_connected_before(releases, admin, schema, later):
     old = releases("this")
-    assert old.asked("work 1") == {"done": 1}
+    assert old.ask("work 1") == {"done": 1}
     new = releases(later)
-    assert new.asked("work 1") == {"done": 1}
-    for refused in (old.asked("work 1"), releases("this").first):
+    assert new.ask("work 1") == {"done": 1}
+    for refused in (old.ask("work 1"), releases("this").first):
         assert "newer Holdfast (version 2; it requires clients of version 2 at least" in refused["refused"]
     assert digests_in(admin, schema) == {new.first["ready"]}
     assert not rows_of(admin, schema, old.first["ready"])
-    assert new.asked("work 1") == {"done": 1}
+    assert new.ask("work 1") == {"done": 1}
 
 
-def test_a_client_is_refused_also_where_an_owner_has_run_the_script_of_the_newer_tables(releases, admin, schema):
+def test_an_incompatible_client_is_refused_also_if_an_owner_ran_the_newer_script(releases, admin, schema):
     old = releases("this")
     admin.execute(releases("breaking_tables_alone", "sql").first["sql"].encode())
-    assert "newer Holdfast (version 2" in old.asked("work 1")["refused"]
+    assert "newer Holdfast (version 2" in old.ask("work 1")["refused"]
     assert not rows_of(admin, schema, old.first["ready"])
 
 
-def test_a_set_has_the_same_name_wherever_the_tables_are_and_another_one_with_every_change(monkeypatch):
+def test_a_set_of_functions_has_the_same_name_in_every_schema_and_another_after_every_change(monkeypatch):
     first = functions_for("holdfast")
     assert first.digest == functions_for("elsewhere").digest
     source = postgres_functions.source
@@ -184,8 +182,8 @@ def client(url, opened):
 
 
 @pytest.fixture
-def makings(monkeypatch):
-    """How often something was made."""
+def created(monkeypatch):
+    """How often functions were created."""
     made = []
     missing_parts = postgres_schema.missing_parts
 
@@ -209,19 +207,17 @@ def drop_functions(admin, schema, like="%"):
 
 
 @pytest.mark.parametrize("gone", ["%\\_____________", "clock\\_%"], ids=["all", "one"])
-def test_functions_that_are_gone_are_made_again_within_the_call(client, admin, schema, gone, makings):
+def test_missing_functions_are_created_again_within_the_call(client, admin, schema, gone, created):
     (granted,) = client.execute([acquire("k")])
     drop_functions(admin, schema, gone)
-    makings.clear()
+    created.clear()
     outcomes = client.execute([wait("k"), acquire("l", "b.2"), release("k", token=granted.token)])
     assert [type(one) for one in outcomes] == [out.Queued, out.Granted, out.Released], "nothing was lost with them"
     assert_that_runs_can_be_driven(client)
-    assert len(makings) == 1
+    assert len(created) == 1
 
 
-def test_functions_that_cannot_be_made_are_told_once_a_call_and_not_looked_for_without_end(
-    client, admin, schema, monkeypatch
-):
+def test_functions_that_cannot_be_created_are_an_error_after_one_try_per_call(client, admin, schema, monkeypatch):
     client.execute([acquire("k")])
     drop_functions(admin, schema, "clock%")
     monkeypatch.setattr(postgres_schema, "missing_parts", lambda *_: "SELECT 1")
@@ -231,7 +227,7 @@ def test_functions_that_cannot_be_made_are_told_once_a_call_and_not_looked_for_w
     assert isinstance(client.execute([wait("k")])[0], out.Queued)
 
 
-def test_a_transaction_that_meets_no_functions_is_the_last_one(url, opened, admin, schema):
+def test_a_transaction_without_functions_fails_and_the_next_one_creates_them(url, opened, admin, schema):
     store = opened(url)
     with store.transaction() as mine:
         store.join(mine).execute([acquire("k")])
@@ -247,7 +243,8 @@ def test_a_transaction_that_meets_no_functions_is_the_last_one(url, opened, admi
 
 @pytest.fixture
 def role(server, url, schema, opened, admin):
-    """The address as a role of the application, of a database whose owner lets nobody call functions unasked."""
+    """The address as a role of the application, of a database whose owner has revoked the default right to call
+    functions."""
     admin.execute("ALTER DEFAULT PRIVILEGES REVOKE EXECUTE ON FUNCTIONS FROM PUBLIC")
     try:
         opened(url).connect()
@@ -260,9 +257,7 @@ def role(server, url, schema, opened, admin):
             admin.execute(f"DROP OWNED BY {name}; DROP ROLE {name}")
 
 
-def test_a_role_that_may_not_make_the_functions_is_told_who_can_and_may_then_call_them(
-    role, url, opened, admin, schema
-):
+def test_a_role_that_may_not_create_functions_gets_an_error_and_may_call_them_later(role, url, opened, admin, schema):
     connection = opened(role).connect()
     connection.execute([acquire("k")])
     drop_functions(admin, schema)
@@ -274,7 +269,7 @@ def test_a_role_that_may_not_make_the_functions_is_told_who_can_and_may_then_cal
     assert_that_runs_can_be_driven(opened(role).connect())
 
 
-def test_who_owns_the_schema_alone_can_make_its_functions(role, opened, admin, schema, server):
+def test_the_owner_of_the_schema_can_create_its_functions_without_other_rights(role, opened, admin, schema, server):
     """The next release needs no right in the database."""
     here = sql.Identifier(schema)
     drop_functions(admin, schema)
@@ -286,8 +281,8 @@ def test_who_owns_the_schema_alone_can_make_its_functions(role, opened, admin, s
 # -- sets that nobody uses -------------------------------------------------------------------------------------
 
 
-def pretend(admin, schema, digest, days):
-    """That a set was last used so many days ago."""
+def set_last_use(admin, schema, digest, days):
+    """Set the last use of a set to so many days ago."""
     statement = "UPDATE {}.functions SET used_at = now() - make_interval(days => {}) WHERE digest = {}"
     admin.execute(sql.SQL(statement).format(sql.Identifier(schema), days, digest))
 
@@ -297,13 +292,13 @@ def used_seconds_ago(admin, schema, digest):
     return admin.execute(sql.SQL(statement).format(sql.Identifier(schema), digest)).fetchone()[0]
 
 
-def test_a_client_notes_now_and_then_that_its_functions_are_in_use(role, opened, admin, schema, monkeypatch):
+def test_a_client_records_from_time_to_time_that_its_functions_are_in_use(role, opened, admin, schema, monkeypatch):
     own = functions_for(schema).digest
     connection = opened(role).connect()
-    pretend(admin, schema, own, 30)
+    set_last_use(admin, schema, own, 30)
     opened(role).connect()
     assert used_seconds_ago(admin, schema, own) < 3_600, "when it opens the store"
-    pretend(admin, schema, own, 30)
+    set_last_use(admin, schema, own, 30)
     connection.execute([acquire("k")])
     assert used_seconds_ago(admin, schema, own) > 3_600, "not with every command"
     monkeypatch.setattr(postgresql, "NOTE_SECONDS", 0.0)
@@ -311,41 +306,41 @@ def test_a_client_notes_now_and_then_that_its_functions_are_in_use(role, opened,
     assert used_seconds_ago(admin, schema, own) < 3_600
 
 
-def test_nobody_waits_to_note_a_use(url, opened, admin, schema, server):
+def test_recording_the_use_of_functions_never_waits_for_a_lock(url, opened, admin, schema, server):
     opened(url).connect()
-    pretend(admin, schema, functions_for(schema).digest, 30)
+    set_last_use(admin, schema, functions_for(schema).digest, 30)
     with psycopg.connect(server.url) as other:
         other.execute(sql.SQL("SELECT FROM {}.functions FOR UPDATE").format(sql.Identifier(schema)))
         assert isinstance(opened(url).connect().execute([acquire("k")])[0], out.Granted)
         other.rollback()
 
 
-def test_only_sets_that_no_client_has_used_for_long_are_removed(releases, admin, schema, url, commanded):
+def test_only_sets_of_functions_that_were_unused_for_long_are_removed(releases, admin, schema, url, command_line):
     old = releases("this")
-    releases("functions").asked("work 1")
+    releases("functions").ask("work 1")
     digests = digests_in(admin, schema)
     (other,) = digests - {functions_for(schema).digest}
     for days, options, gone in ((5, (), []), (8, ("--unused-for", "9 days"), []), (8, (), [other])):
-        pretend(admin, schema, functions_for(schema).digest, 30)
-        pretend(admin, schema, other, days)
-        answer = commanded("schema", "prune", *options)
+        set_last_use(admin, schema, functions_for(schema).digest, 30)
+        set_last_use(admin, schema, other, days)
+        answer = command_line("schema", "prune", *options)
         assert [one["digest"] for one in answer["removed"]] == gone
     assert digests_in(admin, schema) == {old.first["ready"]}
     assert not rows_of(admin, schema, other)
-    assert old.asked("work 1") == {"done": 1}
+    assert old.ask("work 1") == {"done": 1}
 
 
-def test_a_set_that_is_removed_by_force_is_made_again_by_its_client(releases, admin, schema, commanded):
+def test_a_set_of_functions_that_was_removed_is_created_again_by_its_client(releases, admin, schema, command_line):
     later = releases("functions")
     releases("this")
     (other,) = digests_in(admin, schema) - {functions_for(schema).digest}
-    assert [one["digest"] for one in commanded("schema", "prune", "--force")["removed"]] == [other]
-    assert later.asked("work 2") == {"done": 2}
+    assert [one["digest"] for one in command_line("schema", "prune", "--force")["removed"]] == [other]
+    assert later.ask("work 2") == {"done": 2}
     assert digests_in(admin, schema) == {functions_for(schema).digest, other}
 
 
 @pytest.fixture
-def commanded(url):
+def command_line(url):
     """The answer of a command of the command line, as JSON."""
 
     def run(*words):
@@ -356,31 +351,31 @@ def commanded(url):
     return run
 
 
-def test_an_owner_can_run_what_the_command_line_prints(role, opened, admin, schema, commanded):
+def test_the_sql_that_the_command_line_prints_can_be_run_by_an_owner(role, opened, admin, schema, command_line):
     drop_functions(admin, schema)
     printed = holdfast("--url", role, "schema", "sql")
     assert printed.exit_code == 0, printed.output
     admin.execute(printed.stdout.encode())
     assert isinstance(opened(role).connect().execute([acquire("k")])[0], out.Granted)
-    assert commanded("schema", "sql") == {"sql": ""}
+    assert command_line("schema", "sql") == {"sql": ""}
     admin.execute(sql.SQL("DROP SCHEMA {} CASCADE").format(sql.Identifier(schema)))
-    admin.execute(commanded("schema", "sql")["sql"].encode())
-    assert commanded("schema", "list")["own"] == functions_for(schema).digest
+    admin.execute(command_line("schema", "sql")["sql"].encode())
+    assert command_line("schema", "list")["own"] == functions_for(schema).digest
     admin.execute(postgres_schema.script("roles.sql", schema).encode())
     assert_that_runs_can_be_driven(opened(role).connect())
 
 
-def test_a_look_does_not_make_functions_and_says_who_does(url, opened, admin, schema, commanded):
+def test_a_read_does_not_create_functions_and_says_who_can(url, opened, admin, schema, command_line):
     opened(url).connect()
     drop_functions(admin, schema)
     refused = holdfast("--url", url, "locks", "list")
     assert refused.exit_code == 1
     assert "lacks the functions of this version" in refused.stderr
-    assert commanded("schema", "install") == {"own": functions_for(schema).digest}
+    assert command_line("schema", "install") == {"own": functions_for(schema).digest}
     assert holdfast("--url", url, "locks", "list").exit_code == 0
 
 
-def test_doctor_names_the_sets_and_warns_of_those_that_nobody_uses(releases, admin, schema, url):
+def test_doctor_names_the_sets_of_functions_and_warns_of_unused_ones(releases, admin, schema, url):
     releases("this")
     releases("functions")
     (other,) = digests_in(admin, schema) - {functions_for(schema).digest}
@@ -391,12 +386,12 @@ def test_doctor_names_the_sets_and_warns_of_those_that_nobody_uses(releases, adm
 
     assert found()["level"] == "ok"
     assert all(digest in found()["detail"] for digest in digests_in(admin, schema))
-    pretend(admin, schema, other, 8)
+    set_last_use(admin, schema, other, 8)
     assert found()["level"] == "warning"
     assert "schema prune" in found()["advice"]
 
 
-def test_only_postgresql_has_such_a_schema(tmp_path):
+def test_schema_commands_on_other_stores_are_refused(tmp_path):
     refused = holdfast("--url", f"sqlite:///{tmp_path / 'hf.db'}", "schema", "list")
     assert refused.exit_code == 2
     assert "postgresql://" in refused.stderr

@@ -1,4 +1,4 @@
-"""Lists of runs and looks of workers on PostgreSQL: what they cost does not grow with what they do not ask for.
+"""Lists of runs and polls of workers on PostgreSQL: their cost does not grow with runs that they do not concern.
 
 Rows are counted, not seconds: the server tells how many it has visited in each table and index.
 """
@@ -21,7 +21,7 @@ from holdfast.rules.runs.repository import RunFilter
 from holdfast.stores import open_store
 from holdfast.testing.builders import ME
 from holdfast.testing.suite.runs import record
-from stores.runs_asking import driven, hire
+from stores.runs_asking import add_worker, driven
 
 _names = count(1)
 FULL = os.environ.get("HOLDFAST_GROWTH") == "full"
@@ -49,7 +49,7 @@ SELECT 'default', 'parked-' || n, 'order', 'order', 'suspended', {start} + n,
 
 
 class Filled:
-    """A store in a schema of its own, whose table of runs nobody analyses behind our backs."""
+    """A store in its own schema, whose table of runs is not analysed automatically."""
 
     def __init__(self, store, admin, schema):
         self.store, self.admin, self.schema = store, admin, schema
@@ -72,7 +72,7 @@ class Filled:
             return self._count(mine, table) - before
 
     def _count(self, mine, table):
-        """What the transaction has visited so far, and what earlier ones of its session have not told yet."""
+        """What the transaction has visited so far, with earlier counts of its session that are not reported yet."""
         query = (
             "SELECT sum(pg_stat_get_xact_tuples_returned(x.oid) + pg_stat_get_xact_tuples_fetched(x.oid))::integer "
             "FROM pg_class AS x WHERE x.oid = %(table)s::regclass "
@@ -112,7 +112,7 @@ LISTS = {
 
 
 def test_a_list_costs_the_same_however_many_runs_have_ended(filled):
-    """Also of a table of which the server knows nothing yet, and also once it does."""
+    """Also for a table without statistics, and also after ANALYZE."""
 
     def costs():
         return {name: filled.visited(r.ListRuns(wanted=wanted, limit=50)) for name, wanted in LISTS.items()}
@@ -180,7 +180,7 @@ SELECT CASE WHEN n % 11 = 0 THEN 'other' ELSE 'default' END, 'run-' || n % 10 ||
     ],
     ids=(f"filter{n}" for n in count(1)),
 )
-def test_a_list_is_what_the_filter_says_in_pages_of_any_size(varied, wanted):
+def test_a_list_contains_exactly_the_filtered_runs_in_pages_of_any_size(varied, wanted):
     everything, filled = varied
     for limit in (40, 700):
         assert pages(filled, wanted, limit) == [run.id for run in everything if wanted.fits(run)]
@@ -210,7 +210,7 @@ def varied():
 # -- what workers look at all the time -------------------------------------------------------------------------
 
 
-def test_looks_of_workers_cost_the_same_however_many_runs_have_ended_or_sleep(filled):
+def test_polls_of_workers_cost_the_same_however_many_runs_have_ended_or_sleep(filled):
     lease = c.Acquire(key="worker/w.1", id="w.1", label=ME, kind="worker", ttl=600_000_000)
     filled.connection.execute([lease, r.RegisterWorker(worker="w.1", name="w", types=("order",))])
     looks = (
@@ -244,8 +244,8 @@ SELECT sum(pg_stat_get_tuples_returned(x.oid) + pg_stat_get_tuples_fetched(x.oid
 """
 
 
-def test_one_more_entry_costs_the_same_rows_however_long_the_history_is(filled):
-    """By the statement of its own that a record has; counted in all tables of the schema."""
+def test_appending_an_entry_costs_the_same_rows_for_every_length_of_history(filled):
+    """By the native form of a record; counted in all tables of the schema."""
     session, schema = filled.connection._session, filled.schema
 
     def visited(command):
@@ -253,12 +253,12 @@ def test_one_more_entry_costs_the_same_rows_however_long_the_history_is(filled):
         for commands in ([], [command]):
             outcomes = filled.connection.execute(commands) if commands else []
             session.ask(b"SELECT pg_stat_force_next_flush()")
-            session.ask(b"SELECT 1")  # what came before is told with the end of this one
+            session.ask(b"SELECT 1")  # earlier counts are reported with the end of this one
             told.append(filled.admin.execute(VISITED, [schema]).fetchone()[0])
         assert not any(isinstance(outcome, c.Failed) for outcome in outcomes)
         return told[1] - told[0]
 
-    hire(filled.connection, seconds=600)
+    add_worker(filled.connection, seconds=600)
     run, length, costs = driven(filled.connection), 1, {}
     for most in (100, *LENGTHS):
         while length < most:
@@ -301,7 +301,7 @@ def start_of(run, tenant, terms, worker=""):
     return r.StartRun(new=new, worker=worker)
 
 
-def test_a_start_costs_the_same_however_many_wait_before_it(filled):
+def test_a_start_costs_the_same_for_every_length_of_the_queue(filled):
     terms = WorkflowLimits(limits=(Limit(name="all", max=1, on_excess="queue"),), version=1)
     filled.connection.execute([r.PublishLimits(workflow="order", terms=terms)])
     costs = []
@@ -311,10 +311,10 @@ def test_a_start_costs_the_same_however_many_wait_before_it(filled):
     assert costs[1] <= costs[0] + 10
 
 
-def test_an_end_looks_no_further_into_a_queue_than_it_must(filled):
-    """Many of one tenant are kept out by their own limit; behind the first of them is one for whom there is room."""
+def test_the_end_of_a_run_reads_no_more_of_a_queue_than_necessary(filled):
+    """Many runs of one tenant wait for their own limit; behind the first of them is a run that can be admitted."""
     connection = filled.connection
-    hire(connection)
+    add_worker(connection)
     connection.execute([r.PublishLimits(workflow="order", terms=ONE_OF_EACH)])
     starts = [start_of(name, name, ONE_OF_EACH, "w.1") for name in ("a", "b", "c")]
     first = connection.execute(starts)[1].run

@@ -1,4 +1,4 @@
-"""How decisions in Python keep to what PostgreSQL has locked, and what needs no SQL: new fields and new commands."""
+"""How decisions in Python use the row locks of PostgreSQL; new fields and new commands need no SQL."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def admin(url):
         yield db
 
 
-def hire(connection, worker="w.1", seconds=600):
+def add_worker(connection, worker="w.1", seconds=600):
     lease = c.Acquire(key=rule.worker_key(worker), id=worker, label=ME, kind="worker", ttl=seconds * 1_000_000)
     connection.execute([lease])
     connection.execute([r.RegisterWorker(worker=worker, name=worker, types=("order",))])
@@ -50,13 +50,13 @@ def start(run="r", **more):
 # -- rows ------------------------------------------------------------------------------------------------------
 
 
-def test_a_lease_that_was_renewed_while_a_claim_decided_is_not_written_over(url, opened, monkeypatch):
+def test_a_lease_renewed_during_a_claim_is_not_overwritten(url, opened, monkeypatch):
     """A claim settles the leases of workers, which it has not locked: their heartbeats are not disturbed by it."""
     clock = ManualClock()
     store = opened(url, clock=clock)
     connection, other = store.connect(), store.connect()
-    hire(connection, "dead.1", seconds=5)
-    hire(connection, "w.1")
+    add_worker(connection, "dead.1", seconds=5)
+    add_worker(connection, "w.1")
     clock.pass_by(10)
     write, late = PostgresSource.write, []
 
@@ -77,7 +77,7 @@ def test_a_lease_that_was_renewed_while_a_claim_decided_is_not_written_over(url,
 @pytest.mark.parametrize(
     "commands", [[acquire(id="b.1")], [acquire(id="b.1"), acquire("other")]], ids=["alone", "beside-others"]
 )
-def test_nothing_is_decided_on_a_row_that_another_transaction_has(url, opened, commands):
+def test_nothing_is_decided_on_a_locked_row(url, opened, commands):
     store = opened(url)
     connection, other = store.connect(), store.connect()
     (granted,) = connection.execute([acquire()])
@@ -88,7 +88,7 @@ def test_nothing_is_decided_on_a_row_that_another_transaction_has(url, opened, c
 
 
 def test_a_row_that_was_not_locked_is_not_written(url, opened, monkeypatch):
-    """Nothing is decided on an unlocked read of a row that is written: all is undone, and begins with that row."""
+    """Nothing is decided on an unlocked read of a row that is written: all is undone, and the row is locked first."""
     connection = opened(url).connect()
     connection.execute([start()])
     owned = []
@@ -105,13 +105,11 @@ def test_a_row_that_was_not_locked_is_not_written(url, opened, monkeypatch):
     assert owned == [False, True]
 
 
-def test_what_one_half_of_a_batch_has_written_is_not_done_again_when_the_other_half_is_contended(
-    url, opened, monkeypatch
-):
-    """Others were faster three times, so the batch is decided in halves; the second half meets a lock, once."""
+def test_the_written_half_of_a_batch_is_not_repeated_when_the_other_half_is_contended(url, opened, monkeypatch):
+    """The batch conflicted three times, so it is decided in halves; the second half meets a locked row, once."""
     connection = opened(url).connect()
     (granted,) = connection.execute([acquire("k", "a.1")])
-    connection.execute([wait("k", "b.1")])  # the form of a release leaves it to the rules
+    connection.execute([wait("k", "b.1")])  # the native form of a release leaves it to the rules
     trip, log = OwnTransactions.trip, []
 
     def troubled(self, statements):
@@ -127,7 +125,7 @@ def test_what_one_half_of_a_batch_has_written_is_not_done_again_when_the_other_h
         return trip(self, statements)
 
     monkeypatch.setattr(OwnTransactions, "trip", troubled)
-    made_up = MadeUp(key="new")
+    made_up = NewCommand(key="new")
     released, noted = connection.execute([release("k", "a.1", token=granted.token), made_up])
     assert isinstance(released, out.Released)
     assert released.woken == ("b.1",)
@@ -135,8 +133,8 @@ def test_what_one_half_of_a_batch_has_written_is_not_done_again_when_the_other_h
     assert log == ["outrun"] * executor.TRIES_TOGETHER + ["committed", "contended", "committed"]
 
 
-class MadeUp(c.LockCommand, frozen=True, kw_only=True):
-    """A command that has no form: the rules decide it."""
+class NewCommand(c.LockCommand, frozen=True, kw_only=True):
+    """A command without a native form: the rules decide it."""
 
     def decide(self, lock):
         lock.fence += 1
@@ -144,7 +142,7 @@ class MadeUp(c.LockCommand, frozen=True, kw_only=True):
         return out.Settled()
 
 
-def test_nobody_is_notified_of_what_was_not_written(url, opened, monkeypatch):
+def test_no_notification_is_sent_for_changes_that_were_not_written(url, opened, monkeypatch):
     store = opened(url)
     connection = store.connect()
     (granted,) = connection.execute([acquire()])
@@ -168,7 +166,7 @@ def test_nobody_is_notified_of_what_was_not_written(url, opened, monkeypatch):
     assert told == [["far.1"]]
 
 
-def test_a_form_passes_over_a_row_that_somebody_has(url, opened, monkeypatch):
+def test_a_native_form_skips_a_locked_row(url, opened, monkeypatch):
     connection = opened(url).connect()
     names = [f"k{n}" for n in range(5)]
     grants = connection.execute([acquire(name) for name in names])
@@ -182,9 +180,9 @@ def test_a_form_passes_over_a_row_that_somebody_has(url, opened, monkeypatch):
     assert keys == [], "the others did not wait for it"
 
 
-def test_a_form_records_at_the_end_of_the_journal_only(url, opened):
+def test_a_native_form_appends_at_the_end_of_the_journal_only(url, opened):
     connection = opened(url).connect()
-    hire(connection)
+    add_worker(connection)
     (started,) = connection.execute([start(worker="w.1")])
     for at in (0, 2, 9):
         record = r.RecordRun(run="r", fence=started.run.fence, at=at, request=f"q{at}", entries=("x",))
@@ -193,10 +191,10 @@ def test_a_form_records_at_the_end_of_the_journal_only(url, opened):
     assert (seen.claim.entries, seen.claim.run.length) == (("1",), 1)
 
 
-def test_who_watches_an_end_is_told_by_the_form(url, opened):
+def test_a_native_form_notifies_clients_that_wait_for_the_end_of_a_run(url, opened):
     store = opened(url)
     connection = store.connect()
-    hire(connection)
+    add_worker(connection)
     (started,) = connection.execute([start(worker="w.1")])
     connection.execute([r.WatchRun(run="r", id="far.1")])
     end = r.RecordRun(run="r", fence=started.run.fence, at=1, request="q", then=rule.Finish("completed", "1"))
@@ -227,7 +225,7 @@ def by_the_rules(monkeypatch):
 
 
 @pytest.mark.parametrize("path", ["{colour}", "{holders,0,colour}"])
-def test_a_form_leaves_what_it_does_not_know_to_the_rules(url, opened, admin, monkeypatch, path):
+def test_a_native_form_leaves_unknown_fields_to_the_rules(url, opened, admin, monkeypatch, path):
     connection = opened(url).connect()
     (granted,) = connection.execute([acquire()])
     admin.execute("UPDATE tests.locks SET record = jsonb_set(record, %s, '\"red\"')", (path,))
@@ -238,19 +236,19 @@ def test_a_form_leaves_what_it_does_not_know_to_the_rules(url, opened, admin, mo
     assert admin.execute("SELECT record #>> %s FROM tests.locks", (path,)).fetchone() == ("red",)
 
 
-class Paint(c.LockCommand, frozen=True, kw_only=True):
-    """A made-up command about a lock, which writes a made-up field."""
+class SetColour(c.LockCommand, frozen=True, kw_only=True):
+    """A new command about a lock, which writes a new field."""
 
     colour: str
 
     def apply(self, record, now):
         record, woken = lock.settle(record, now)
-        painted = replace(record, unknown={**(record.unknown or {}), "colour": self.colour}, version=record.version + 1)
-        return painted, out.Settled(woken=woken)
+        changed = replace(record, unknown={**(record.unknown or {}), "colour": self.colour}, version=record.version + 1)
+        return changed, out.Settled(woken=woken)
 
 
-class Cheer(r.RunCommand, frozen=True, kw_only=True):
-    """A made-up command about a run, which writes a made-up field."""
+class SetMood(r.RunCommand, frozen=True, kw_only=True):
+    """A new command about a run, which writes a new field."""
 
     run: str
     mood: str
@@ -265,14 +263,14 @@ class Cheer(r.RunCommand, frozen=True, kw_only=True):
 
 
 class MoodyRun(Run, frozen=True, omit_defaults=True, kw_only=True):
-    """A run with a made-up field."""
+    """A run with a new field."""
 
     mood: str = ""
 
 
-def test_a_made_up_command_and_a_made_up_field_of_a_lock_need_no_sql(url, opened, monkeypatch):
+def test_a_new_command_and_a_new_field_of_a_lock_need_no_sql(url, opened, monkeypatch):
     connection = opened(url).connect()
-    assert connection.execute([Paint(key="k", colour="red"), acquire("l")])[0] == out.Settled()
+    assert connection.execute([SetColour(key="k", colour="red"), acquire("l")])[0] == out.Settled()
     keys = by_the_rules(monkeypatch)
     (granted,) = connection.execute([acquire("k")])
     connection.execute([release("k", token=granted.token)])
@@ -280,26 +278,26 @@ def test_a_made_up_command_and_a_made_up_field_of_a_lock_need_no_sql(url, opened
     assert (seen.record.unknown, keys) == ({"colour": "red"}, ["k", "k"])
 
 
-def test_a_made_up_command_and_a_made_up_field_of_a_run_need_no_sql(url, opened, monkeypatch):
+def test_a_new_command_and_a_new_field_of_a_run_need_no_sql(url, opened, monkeypatch):
     for module in (rule, postgres_records):
         monkeypatch.setattr(module, "Run", MoodyRun)
     store = opened(url)
     connection = store.connect()
-    hire(connection)
+    add_worker(connection)
     (started,) = connection.execute([start(worker="w.1")])
-    outcomes = connection.execute([Cheer(run="r", mood="glad"), Cheer(run="nobody", mood="sad")])
+    outcomes = connection.execute([SetMood(run="r", mood="glad"), SetMood(run="nobody", mood="sad")])
     assert [type(one).__name__ for one in outcomes] == ["Posted", "RunRefused"]
     entry = r.RecordRun(run="r", fence=started.run.fence, at=1, request="q", entries=("a",))
     (recorded,) = connection.execute([entry])
     assert recorded.done
     with store.transaction() as mine:
-        store.join(mine).execute([Cheer(run="r", mood="calm")])
+        store.join(mine).execute([SetMood(run="r", mood="calm")])
     (seen,) = connection.execute([r.ReadRun(run="r", history=True)])
     assert (seen.claim.run.mood, seen.claim.entries) == ("calm", ("1", "a"))
 
 
-def test_a_field_that_is_not_of_its_kind_is_not_stored(url, opened):
+def test_a_field_of_a_wrong_type_is_not_stored(url, opened):
     connection = opened(url).connect()
-    (outcome,) = connection.execute([Paint(key="k", colour=msgspec.UNSET)])
+    (outcome,) = connection.execute([SetColour(key="k", colour=msgspec.UNSET)])
     assert isinstance(outcome, c.Failed)
     assert connection.execute([c.Inspect(key="k")])[0].record is None

@@ -1,4 +1,4 @@
-"""Locks that belong to runs on PostgreSQL, where rows of runs and of locks are somebody else's at times."""
+"""Locks of runs on PostgreSQL, also while other transactions have locked rows of runs and of locks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from holdfast.rules.slot import Conflict, Swap
 from holdfast.testing.builders import SLOT, ManualClock, acquire, release, renew, swap, wait
 from holdfast.testing.suite.run_locks import give, take
 from holdfast.testing.suite.runs import record, signal, start
-from stores.runs_asking import ask, claim, driven, hire
+from stores.runs_asking import add_worker, ask, claim, driven
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def admin(url):
 
 @contextmanager
 def changed(url, statement):
-    """Somebody has changed a row by hand, and left the transaction open."""
+    """Another session has changed a row, and left the transaction open."""
     with psycopg.connect(url.partition("?")[0], application_name="forgotten") as db:
         db.execute(statement)
         yield db
@@ -74,7 +74,7 @@ def holders(connection, key="k"):
 
 
 def waiting(connection, run="r", *, key="k", number=1, holder="a.1"):
-    """A run that is parked until it is offered a lock that somebody holds. Returns the run and the holder's token."""
+    """A run that is parked until it is offered a held lock. Returns the run and the holder's token."""
     (granted,) = connection.execute([acquire(key, holder)])
     asker = driven(connection, run)
     parked = ask(connection, record(asker, lock_requests=(take(number, key),), then=Park(None)), Recorded)
@@ -83,7 +83,7 @@ def waiting(connection, run="r", *, key="k", number=1, holder="a.1"):
 
 
 def persist(connection, *commands):
-    """Send until everything was answered, as callers do."""
+    """Send until every command has an outcome, as callers do."""
     answers, late = {}, time.monotonic() + 20
     while len(answers) < len(commands):
         assert time.monotonic() < late, "it was never answered"
@@ -107,10 +107,10 @@ def assert_contended(outcome, row):
 
 
 @pytest.mark.parametrize("neighbours", [0, 1])
-def test_runs_are_told_in_the_order_of_the_commands_of_a_batch(url, opened, neighbours):
-    """The keys are taken in another order, and of two commands about one key the second comes in a later turn."""
+def test_events_of_runs_are_in_the_order_of_the_commands_of_a_batch(url, opened, neighbours):
+    """The keys are locked in another order, and of two commands about one key the second is in a later part."""
     connection = opened(url).connect()
-    hire(connection)
+    add_worker(connection)
     tokens = [ask(connection, acquire(key), out.Granted).token for key in "abc"]
     run = driven(connection)
     connection.execute(
@@ -125,9 +125,9 @@ def test_runs_are_told_in_the_order_of_the_commands_of_a_batch(url, opened, neig
     assert inbox(connection) == [("lock", "1"), ("lock", "2"), ("lock", "0")]
 
 
-def test_what_the_end_of_a_run_frees_is_told_between_what_comes_before_and_behind_it(url, opened):
+def test_events_of_locks_that_the_end_of_a_run_frees_keep_the_order_of_the_batch(url, opened):
     connection = opened(url).connect()
-    hire(connection)
+    add_worker(connection)
     first, early, late, other = (driven(connection, run) for run in ("a", "b", "c", "d"))
     for run in (first, early, late):
         connection.execute(
@@ -146,9 +146,9 @@ def test_what_the_end_of_a_run_frees_is_told_between_what_comes_before_and_behin
     assert look(connection, "b").run.due_at is not None
 
 
-def test_a_parent_that_is_offered_what_its_child_frees_hears_of_both(url, opened):
+def test_a_parent_that_is_offered_a_lock_of_its_ended_child_gets_both_events(url, opened):
     connection = opened(url).connect()
-    hire(connection)
+    add_worker(connection)
     parent, child = driven(connection, "p"), driven(connection, "c", parent="p")
     connection.execute([record(child, lock_requests=(take(1), take(2, "other")))])
     connection.execute([record(parent, lock_requests=(take(1), take(2, "other")), then=Park(None))])
@@ -157,18 +157,18 @@ def test_a_parent_that_is_offered_what_its_child_frees_hears_of_both(url, opened
     assert inbox(connection, "p") == [("lock", "2"), ("child", "c"), ("lock", "1")]
 
 
-def test_a_record_whose_slot_somebody_else_has_written_asks_for_nothing(url, opened):
+def test_a_record_whose_slot_another_client_has_written_requests_no_lock(url, opened):
     connection = opened(url).connect()
-    hire(connection)
+    add_worker(connection)
     run = driven(connection)
     connection.execute([swap("a.1")])
     ask(connection, record(run, lock_requests=(take(),), swap=Swap(SLOT, "", 0, "2")), Conflict)
     assert locked(connection) is None
 
 
-def test_a_lock_that_cannot_be_judged_is_refused_and_nothing_is_done(url, opened, admin):
+def test_an_unreadable_lock_is_refused_and_nothing_is_done(url, opened, admin):
     connection = opened(url).connect()
-    hire(connection)
+    add_worker(connection)
     run, other = driven(connection), driven(connection, "o")
     connection.execute([acquire("k")])
     admin.execute("UPDATE tests.locks SET record = '{\"holders\": 7}' WHERE key = 'k'")
@@ -181,9 +181,9 @@ def test_a_lock_that_cannot_be_judged_is_refused_and_nothing_is_done(url, opened
     assert (look(connection).entries, look(connection).run, holders(connection, "other")) == (("1",), run, [])
 
 
-def test_asks_that_are_not_what_they_should_be_fail_alone(url, opened):
+def test_malformed_lock_requests_fail_alone(url, opened):
     connection = opened(url).connect()
-    hire(connection)
+    add_worker(connection)
     run = driven(connection)
     bad = [take(1, key=7), take("1"), take(1, kind=7), take(1, "a\0b"), take(1, permits="many")]
     outcomes = connection.execute(
@@ -193,10 +193,10 @@ def test_asks_that_are_not_what_they_should_be_fail_alone(url, opened):
     assert look(connection).entries == ("1", "y")
 
 
-def test_what_a_joined_transaction_gives_back_is_free_when_that_is_committed(url, opened):
+def test_locks_released_in_a_joined_transaction_are_free_after_its_commit(url, opened):
     store = opened(url)
     connection = store.connect()
-    hire(connection)
+    add_worker(connection)
     first, second = driven(connection), driven(connection, "s")
     connection.execute(
         [record(first, lock_requests=(take(),)), record(second, lock_requests=(take(),), then=Park(None))]
@@ -215,10 +215,10 @@ def test_what_a_joined_transaction_gives_back_is_free_when_that_is_committed(url
 
 
 @pytest.mark.parametrize("neighbours", [0, 2])
-def test_a_lock_is_not_offered_to_a_run_whose_row_is_taken(url, opened, neighbours):
-    """The run could not be told, and nobody would tell it later."""
+def test_a_lock_is_not_offered_to_a_run_whose_row_is_locked(url, opened, neighbours):
+    """The event of the run could not be written, and no later command would write it."""
     connection = opened(url).connect()
-    hire(connection)
+    add_worker(connection)
     _, token = waiting(connection)
     others = [acquire(f"other {n}") for n in range(neighbours)]
     with changed(url, RUN.format("r")):
@@ -233,7 +233,7 @@ def test_a_lock_is_not_offered_to_a_run_whose_row_is_taken(url, opened, neighbou
 
 def test_a_release_waits_for_the_row_of_the_run_that_it_wakes(url, opened, admin):
     connection = opened(url).connect()
-    hire(connection)
+    add_worker(connection)
     _, token = waiting(connection)
     with changed(url, RUN.format("r")) as other, ThreadPoolExecutor(1) as pool:
         released = pool.submit(persist, connection, release(token=token), acquire("other"))
@@ -244,10 +244,10 @@ def test_a_release_waits_for_the_row_of_the_run_that_it_wakes(url, opened, admin
 
 
 @pytest.mark.parametrize("where", ["listed", "overflow"])
-def test_a_sweep_passes_over_what_it_would_offer_to_a_run_whose_row_is_taken(url, opened, where, monkeypatch):
+def test_a_sweep_skips_a_lock_whose_next_run_has_a_locked_row(url, opened, where, monkeypatch):
     clock = ManualClock()
     connection = opened(url, clock=clock).connect()
-    hire(connection)
+    add_worker(connection)
     if where == "overflow":
         monkeypatch.setattr(overflow, "LISTED", 1)
         first, _ = waiting(connection, "first")
@@ -269,9 +269,9 @@ def test_a_sweep_passes_over_what_it_would_offer_to_a_run_whose_row_is_taken(url
 
 @pytest.mark.parametrize("statement", [LOCK, MAKING], ids=["locked", "being made"])
 @pytest.mark.parametrize("neighbours", [0, 2])
-def test_a_lock_whose_row_is_taken_delays_the_run_alone_that_asks_for_it(url, opened, statement, neighbours):
+def test_a_lock_with_a_locked_row_delays_only_the_run_that_requests_it(url, opened, statement, neighbours):
     connection = opened(url).connect()
-    hire(connection)
+    add_worker(connection)
     run, others = driven(connection), [driven(connection, f"o{n}") for n in range(neighbours)]
     if statement is LOCK:
         connection.execute([acquire("k")])
@@ -292,9 +292,9 @@ def test_a_lock_whose_row_is_taken_delays_the_run_alone_that_asks_for_it(url, op
     ]
 
 
-def test_a_record_waits_for_the_row_of_a_lock_and_no_later_one_overtakes(url, opened, admin):
+def test_a_record_waits_for_the_row_of_a_lock_and_no_later_record_overtakes_it(url, opened, admin):
     connection = opened(url).connect()
-    hire(connection)
+    add_worker(connection)
     run, _ = driven(connection), connection.execute([acquire("k")])
     commands = [
         record(run, "a", lock_requests=(take(),)),
@@ -310,11 +310,11 @@ def test_a_record_waits_for_the_row_of_a_lock_and_no_later_one_overtakes(url, op
 
 
 @pytest.mark.parametrize("way", ["ask", "end"])
-def test_a_lock_that_was_somebody_elses_when_the_clock_was_read_is_not_judged_by_that_time(url, opened, admin, way):
-    """While a batch dawdles the row is set free and a lease renewed: to the batch it would seem to end too late."""
+def test_a_lock_whose_row_was_locked_when_the_clock_was_read_is_not_decided_by_that_time(url, opened, admin, way):
+    """While a batch is slow the row is unlocked and a lease renewed: by the time of the batch it would end too late."""
     store = opened(url)
     holder, driver = store.connect(), store.connect()
-    hire(driver)
+    add_worker(driver)
     run = driven(driver)
     granted, slow = holder.execute([acquire("k", ttl=60, **SHARED), acquire("slow")])
     command = record(run, "x", lock_requests=(take(2, **SHARED),))
@@ -346,9 +346,9 @@ def test_a_lock_that_was_somebody_elses_when_the_clock_was_read_is_not_judged_by
 
 @pytest.mark.parametrize("statement", [LOCK.format("k"), RUN.format("heir")], ids=["lock", "heir"])
 @pytest.mark.parametrize("way", ["end", "end of many", "give", "revive"])
-def test_nothing_is_given_back_while_a_row_is_taken(url, opened, way, statement):
+def test_no_lock_is_released_while_a_row_is_locked(url, opened, way, statement):
     connection = opened(url).connect()
-    hire(connection)
+    add_worker(connection)
     run, heir, other = driven(connection), driven(connection, "heir"), driven(connection, "o")
     connection.execute([record(run, lock_requests=(take(1), take(2, "free")))])
     connection.execute([record(heir, lock_requests=(take(1),), then=Park(None))])
@@ -372,11 +372,11 @@ def test_nothing_is_given_back_while_a_row_is_taken(url, opened, way, statement)
 
 
 @pytest.mark.parametrize("statement", [LOCK.format("k"), RUN.format("heir")], ids=["lock", "heir"])
-def test_a_run_that_cannot_give_back_its_locks_now_keeps_its_worker_from_no_other(url, opened, admin, statement):
-    """Its workers died over and over."""
+def test_a_run_that_cannot_release_its_locks_now_does_not_block_other_runs_of_its_worker(url, opened, admin, statement):
+    """Its workers crashed repeatedly."""
     clock = ManualClock()
     connection = opened(url, clock=clock).connect()
-    hire(connection)
+    add_worker(connection)
     run, heir = driven(connection), driven(connection, "heir")
     connection.execute(
         [record(run, lock_requests=(take(1),)), record(heir, lock_requests=(take(1),), then=Park(None)), start("c")]
@@ -402,15 +402,15 @@ def waits_for_a_row(admin):
 # -- at once -----------------------------------------------------------------------------------------------------
 
 
-class Asker:
-    """A run that takes and gives back one lock over and over, and what its driver has heard."""
+class LockingRun:
+    """A run that acquires and releases one lock repeatedly, and the events that its driver got."""
 
     def __init__(self, run):
         self.run, self.number, self.holds = run, 1, False
         self.queued, self.granted = set(), set()
 
     def go_on(self, connection, rounds):
-        """Drive it until it sleeps, as far as can be seen; or until it has had the lock often enough."""
+        """Drive it until it parks, or until it has had the lock often enough."""
         length, seen = self.run.length, self.run.posted
         for turn in range(1_000):
             lock_requests = (take(self.number),)
@@ -433,7 +433,7 @@ class Asker:
             self.holds = outcome.answers[-1].what == "granted"
             (self.granted if self.holds else self.queued).add(self.number)
             if together and outcome.done:
-                return  # with the lock perhaps: then it is claimed by its name
+                return  # it may have the lock: then it is claimed by name
             if self.number > rounds:
                 persist(connection, record(self.run, at=length, seen=10**9, then=Finish("completed", "1")))
                 return
@@ -447,8 +447,8 @@ class Asker:
         raise AssertionError("it never slept")
 
 
-class Crowd:
-    """Others who are about while runs are driven: some want the same lock, some are at the rows of the same runs."""
+class ConcurrentClients:
+    """Other clients, active while runs are driven: some acquire the same lock, some lock the rows of the same runs."""
 
     def __init__(self, store, names):
         self.names = names
@@ -459,7 +459,7 @@ class Crowd:
 
     def __enter__(self):
         for place, connection in enumerate(self.connections):
-            self._pool.submit(self._guarded, self._want if place < 2 else self._meddle, connection, place)
+            self._pool.submit(self._guarded, self._take_lock if place < 2 else self._lock_rows, connection, place)
         return self
 
     def __exit__(self, *_):
@@ -475,8 +475,8 @@ class Crowd:
             self.failures.append(error)
             raise
 
-    def _want(self, connection, place):
-        """Take the lock and release it, now alone and now with neighbours."""
+    def _take_lock(self, connection, place):
+        """Acquire and release the lock, alone or in a batch with other commands."""
         for n in range(1_000_000):
             me, more = f"x{place}.{n}", [acquire(f"other {place}", f"x{place}.{n}")] * (n % 2)
             while not isinstance((answer := persist(connection, *more, wait("k", me))[-1]), out.Granted):
@@ -488,8 +488,8 @@ class Crowd:
             if self._stop.is_set():
                 return
 
-    def _meddle(self, connection, place):
-        """Lock the rows of the runs, for this and for that."""
+    def _lock_rows(self, connection, place):
+        """Lock the rows of the runs, by different statements."""
         for n in range(1_000_000):
             run = self.names[n % len(self.names)]
             persist(connection, r.WatchRun(run=run, id=f"y{place}.1") if n % 2 else signal(run, key=str(n % 8)))
@@ -512,30 +512,30 @@ def drive(connection, askers, crowd, rounds):
             asker.go_on(connection, rounds)
 
 
-def test_whoever_is_offered_a_lock_is_told_whatever_else_happens_to_it_at_that_moment(url, opened, admin):
-    """Runs sleep until a lock is theirs; clients take it in between; others are always at the rows of the same runs."""
+def test_every_run_that_is_offered_a_lock_gets_its_event_under_concurrent_changes(url, opened, admin):
+    """Runs park until they get a lock; clients acquire it in between; others lock the rows of the same runs."""
     rounds, names = 12, [f"r{n}" for n in range(5)]
     store = opened(url)
     connection, before = store.connect(), deadlocks(admin)
-    hire(connection, seconds=600)
-    askers = {name: Asker(driven(connection, name)) for name in names}
-    with Crowd(store, names) as crowd:
+    add_worker(connection, seconds=600)
+    askers = {name: LockingRun(driven(connection, name)) for name in names}
+    with ConcurrentClients(store, names) as crowd:
         drive(connection, askers, crowd, rounds)
     assert crowd.failures == []
-    assert sleeping_beauties(admin) == []
+    assert missed_offers(admin) == []
     for name, asker in askers.items():
-        told = Counter(event for kind, event in inbox(connection, name) if kind == "lock")
+        received = Counter(event for kind, event in inbox(connection, name) if kind == "lock")
         assert asker.granted == set(range(1, rounds + 1)), f"{name} was forgotten"
-        assert set(told) == {str(number) for number in asker.queued & asker.granted}, "an event for every offer"
-        assert set(told.values()) <= {1}
+        assert set(received) == {str(number) for number in asker.queued & asker.granted}, "an event for every offer"
+        assert set(received.values()) <= {1}
         assert (look(connection, name).run.status, look(connection, name).run.locks) == ("completed", ())
     assert [holder for holder in holders(connection) if holder.startswith("run:")] == []
     connection.close()
     assert deadlocks(admin) == before
 
 
-def sleeping_beauties(admin):
-    """Runs that a lock is offered to, and that nobody will ever wake."""
+def missed_offers(admin):
+    """Runs that have an offer of a lock, and no event that would wake them."""
     return admin.execute(
         "SELECT r.id, h->>'id' FROM tests.runs AS r "
         "JOIN tests.locks AS l ON l.namespace = r.namespace "
@@ -545,14 +545,14 @@ def sleeping_beauties(admin):
 
 
 def deadlocks(admin):
-    """How often the server has found some who waited for one another."""
+    """How many deadlocks the server has found."""
     return admin.execute("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()").fetchone()
 
 
-def test_two_runs_that_ask_for_the_same_new_keys_in_opposite_order_agree(url, opened, admin):
+def test_two_runs_that_request_the_same_new_keys_in_opposite_order_do_not_deadlock(url, opened, admin):
     store = opened(url)
     connections = [store.connect() for _ in range(2)]
-    hire(connections[0])
+    add_worker(connections[0])
     runs = [driven(connections[0], f"r{place}") for place in range(2)]
     together, before = threading.Barrier(2, timeout=30), deadlocks(admin)
 
@@ -577,10 +577,10 @@ def test_two_runs_that_ask_for_the_same_new_keys_in_opposite_order_agree(url, op
 # -- hints -------------------------------------------------------------------------------------------------------
 
 
-def test_the_worker_of_a_run_that_is_offered_a_lock_is_told_and_nobody_else(url, opened):
+def test_only_the_worker_of_a_run_that_is_offered_a_lock_is_notified(url, opened):
     store = opened(url)
     connection = store.connect()
-    hire(connection, "far.1")
+    add_worker(connection, "far.1")
     tokens = [ask(connection, acquire(key), out.Granted).token for key in "abc"]
     for n, key in enumerate("abc"):
         (started,) = connection.execute([start(f"r{n}", worker="far.1")])
@@ -596,8 +596,8 @@ def test_the_worker_of_a_run_that_is_offered_a_lock_is_told_and_nobody_else(url,
         connection.execute([releases[1], acquire("z")])
         (note,) = ear.notifies(timeout=5, stop_after=1)
         assert json.loads(note.payload) == [rule.hint_for("far.1", "r1")]
-        told = []
-        with closing(store.watch("far", told.append)):
+        received = []
+        with closing(store.watch("far", received.append)):
             assert connection.execute(releases[2:])[0].woken == ("run:1:r2",)
-            eventually(lambda: [rule.hint_for("far.1", "r2")] in told)
-            assert list(ear.notifies(timeout=0.1)) == [], "it is told directly"
+            eventually(lambda: [rule.hint_for("far.1", "r2")] in received)
+            assert list(ear.notifies(timeout=0.1)) == [], "it is notified directly"

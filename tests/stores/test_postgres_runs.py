@@ -1,4 +1,4 @@
-"""Runs on PostgreSQL, where many transactions are at them at once: what a single storyteller does not see."""
+"""Runs on PostgreSQL, with many transactions at once: what a sequential history does not show."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def admin(url):
 
 @pytest.fixture
 def asked(monkeypatch):
-    """How often a server was asked something, through whatever session."""
+    """How many round trips were made, over all sessions."""
     trips = []
     for name in ("_talk", "_trip"):
         way = getattr(postgres_session.Session, name)
@@ -72,7 +72,7 @@ def start(run="r", worker="", **more):
 
 
 def limited(run="r", worker="", key="", terms=ONE_AT_A_TIME, **more):
-    """A start that is counted by each limit of these terms."""
+    """A start that is counted by each of these limits."""
     places = tuple(LimitKey(limit.name, key) for limit in terms.limits)
     return start(run, worker, places=places, terms=terms.digest, **more)
 
@@ -92,7 +92,7 @@ def signal(run="r", **more):
     return r.PostEvent(run=run, event=RunEvent(kind="signal", name="paid", **more))
 
 
-def hire(connection, worker="w.1", seconds=600):
+def add_worker(connection, worker="w.1", seconds=600):
     lease = c.Acquire(key=rule.worker_key(worker), id=worker, label=ME, kind="worker", ttl=seconds * 1_000_000)
     outcomes = connection.execute([lease, r.RegisterWorker(worker=worker, name=f"worker {worker}", types=("order",))])
     assert isinstance(outcomes[1], WorkerRegistered)
@@ -112,7 +112,7 @@ def seen(connection, run="r"):
 
 
 def persist(connection, commands):
-    """Send until everything was answered, as callers do: within five seconds."""
+    """Send until every command has an outcome, as callers do: within five seconds."""
     late, answers, contended = time.monotonic() + 5, {}, 0
     left = list(enumerate(commands))
     while left:
@@ -130,7 +130,7 @@ def persist(connection, commands):
 
 @contextmanager
 def changed_row(url, run):
-    """Somebody has changed this run's row by hand, and left the transaction open."""
+    """Another session has changed this run's row, and left the transaction open."""
     with psycopg.connect(url.partition("?")[0], application_name="forgotten") as db:
         db.execute("UPDATE tests.runs SET crashes = crashes WHERE id = %s", (run,))
         yield db
@@ -142,7 +142,7 @@ def statuses(connection, *runs):
 
 
 def assert_that_places_are_those_of_living_runs(admin):
-    """The index of who is counted where says what the runs say."""
+    """The index of limit keys matches the runs."""
     rows = admin.execute("SELECT party, queued, rank, arrival, run FROM tests.places ORDER BY party, run").fetchall()
     told = admin.execute(
         "SELECT r.workflow || '/' || (p->>0) || '/' || (p->>1) AS party, r.status = 'queued', "
@@ -164,12 +164,12 @@ def waits_for_a_row(admin):
 # -- trips -----------------------------------------------------------------------------------------------------
 
 
-def test_usual_commands_about_a_run_are_one_trip_and_others_few(url, opened, asked):
-    """A trip that locks and reads, one that writes; and one for each level of rows that lead to others."""
+def test_simple_commands_about_a_run_are_one_round_trip_and_others_few(url, opened, asked):
+    """One round trip locks and reads, one writes; and one more for each level of rows that refer to others."""
     connection = opened(url).connect()
-    hire(connection)
+    add_worker(connection)
     (started,) = connection.execute([start(worker="w.1")])
-    connection.execute([record(started.run, "0", at=1)])  # the first time the server is told to remember how it is done
+    connection.execute([record(started.run, "0", at=1)])  # the first time, the statement is prepared
     run = started.run
     for command, trips in (
         (start("t", worker="w.1"), 1),
@@ -184,7 +184,7 @@ def test_usual_commands_about_a_run_are_one_trip_and_others_few(url, opened, ask
         (r.ListOwnedRuns(worker="w.1"), 1),
         (r.ReadNextDue(types=("order",)), 1),
         (r.ListWorkers(), 1),
-        (record(run, at=5, seen=1, then=Finish("completed", "1")), 2),  # made known to the server, and carried out
+        (record(run, at=5, seen=1, then=Finish("completed", "1")), 2),  # prepared, and executed
         (r.ReviveRun(run="r", fence=run.fence, keep=1, request="again"), 3),
         (r.ClaimRuns(worker="w.1", types=TYPES), 2),
         (start("s"), 2),
@@ -196,9 +196,9 @@ def test_usual_commands_about_a_run_are_one_trip_and_others_few(url, opened, ask
         assert len(asked) <= trips, command
 
 
-def test_a_batch_of_locks_slots_and_runs_is_answered_in_its_order(url, opened):
+def test_the_outcomes_of_a_batch_of_locks_slots_and_runs_are_in_its_order(url, opened):
     connection = opened(url).connect()
-    hire(connection)
+    add_worker(connection)
     (started,) = connection.execute([start(worker="w.1")])
     outcomes = connection.execute(
         [
@@ -224,10 +224,10 @@ def test_a_batch_of_locks_slots_and_runs_is_answered_in_its_order(url, opened):
     assert outcomes[9].claim.entries == ("1", "a", "b", "c", "d")
 
 
-def test_a_record_of_a_driven_run_touches_no_index(url, opened, admin):
+def test_a_record_of_a_driven_run_updates_no_index(url, opened, admin):
     store = opened(url)
     connection = store.connect()
-    hire(connection)
+    add_worker(connection)
     runs = [outcome.run for outcome in connection.execute([start(f"r{n}", worker="w.1") for n in range(4)])]
     with store.transaction() as mine:
         joined = store.join(mine)
@@ -241,8 +241,8 @@ def test_a_record_of_a_driven_run_touches_no_index(url, opened, admin):
     assert counts == (21, 21)
 
 
-def test_a_run_is_never_looked_for_among_all_of_its_namespace(url, opened):
-    """Of a table that is new the server knows nothing, and another index would seem as good as that of the key."""
+def test_a_run_is_always_found_by_its_primary_key(url, opened):
+    """For a new table the server has no statistics, and another index would seem as good as the primary key."""
     opened(url).connect()
     with psycopg.connect(url.partition("?")[0]) as db:
         db.execute("ALTER TABLE tests.runs DROP CONSTRAINT runs_pkey; SET LOCAL enable_seqscan = off")
@@ -254,10 +254,10 @@ def test_a_run_is_never_looked_for_among_all_of_its_namespace(url, opened):
 # -- at once ---------------------------------------------------------------------------------------------------
 
 
-def test_two_who_claim_at_once_share_the_work_and_get_each_run_once(url, opened):
+def test_two_concurrent_claims_share_the_runs_and_get_each_once(url, opened):
     store = opened(url)
     connections = [store.connect(), store.connect()]
-    workers = [hire(connection, f"w.{n}") for n, connection in enumerate(connections)]
+    workers = [add_worker(connection, f"w.{n}") for n, connection in enumerate(connections)]
     for first in range(0, 2_000, 200):
         connections[0].execute([start(f"r{n:04}") for n in range(first, first + 200)])
 
@@ -278,11 +278,11 @@ def test_two_who_claim_at_once_share_the_work_and_get_each_run_once(url, opened)
     assert min(len(mine), len(yours)) > 200, "both had work"
 
 
-def test_who_claims_passes_over_what_others_are_just_claiming(url, opened, asked):
+def test_a_claim_skips_runs_that_another_transaction_is_claiming(url, opened, asked):
     store = opened(url)
     connection = store.connect()
-    hire(connection, "w.1")
-    hire(connection, "v.1")
+    add_worker(connection, "w.1")
+    add_worker(connection, "v.1")
     connection.execute([start(f"r{n:03}") for n in range(100)])
     with store.transaction() as mine:
         first = claim(store.join(mine), "w.1", limit=40)
@@ -294,11 +294,11 @@ def test_who_claims_passes_over_what_others_are_just_claiming(url, opened, asked
     assert names == [f"r{n:03}" for n in range(100)], "all in order"
 
 
-def test_a_park_that_waited_for_a_signal_is_refused_with_it(url, opened, admin):
-    """The signal is committed while the park waits for the row: what it decides must be younger than its lock."""
+def test_a_park_that_waited_for_a_signal_is_refused_with_the_signal(url, opened, admin):
+    """The signal is committed while the park waits for the row: it must decide by data that it read after the lock."""
     store = opened(url)
     connection = store.connect()
-    hire(connection)
+    add_worker(connection)
     for n, neighbour in enumerate(([], [start("other")])):
         (started,) = connection.execute([start(f"r{n}", worker="w.1")])
         with ThreadPoolExecutor(1) as pool:
@@ -316,7 +316,7 @@ def test_a_park_that_waited_for_a_signal_is_refused_with_it(url, opened, admin):
 def test_a_signal_that_waited_for_a_park_wakes_the_run(url, opened, admin):
     store = opened(url)
     connection = store.connect()
-    hire(connection)
+    add_worker(connection)
     for n, neighbour in enumerate(([], [start("other", type="mail")])):
         (started,) = connection.execute([start(f"r{n}", worker="w.1")])
         with ThreadPoolExecutor(1) as pool:
@@ -334,7 +334,7 @@ def test_a_signal_that_waited_for_a_park_wakes_the_run(url, opened, admin):
 def test_a_signal_that_races_with_a_park_is_never_lost(url, opened):
     store = opened(url)
     driver, friend = store.connect(), store.connect()
-    hire(driver)
+    add_worker(driver)
     with ThreadPoolExecutor(2) as pool:
         for n in range(300):
             (started,) = driver.execute([start(f"r{n}", worker="w.1")])
@@ -354,7 +354,7 @@ def test_a_signal_that_races_with_a_park_is_never_lost(url, opened):
 def test_children_that_end_at_once_all_reach_their_parent(url, opened):
     store = opened(url)
     connections = [store.connect() for _ in range(4)]
-    hire(connections[0])
+    add_worker(connections[0])
     connections[0].execute([start("parent", worker="w.1")])
     names = [f"c{n:04}" for n in range(1_000)]
     children = [
@@ -383,7 +383,7 @@ def test_children_that_end_at_once_all_reach_their_parent(url, opened):
     assert contended < 500, "short waits for the parent's row are absorbed"
 
 
-def test_two_who_start_the_same_run_at_once_agree(url, opened):
+def test_two_concurrent_starts_of_the_same_run_return_one_run(url, opened):
     store = opened(url)
     connections = [store.connect() for _ in range(4)]
     with ThreadPoolExecutor(4) as pool:
@@ -395,14 +395,15 @@ def test_two_who_start_the_same_run_at_once_agree(url, opened):
 
 
 @pytest.mark.parametrize("many", [1, 2])
-def test_a_run_given_to_a_worker_that_is_just_being_buried_is_found(url, opened, many):
-    """Its start is under way when somebody else finds the worker dead: nobody would look for the run otherwise."""
+def test_a_run_started_for_a_worker_that_is_just_being_removed_is_claimed_by_another(url, opened, many):
+    """Its start is in progress when another client finds that the worker's lease has expired: otherwise the run would
+    be lost."""
     now, later = ManualClock(), ManualClock()
     later.pass_by(60)
     store, elsewhere = opened(url, clock=now), opened(url, clock=later)
     connection, other = store.connect(), elsewhere.connect()
-    hire(connection, "w.1", seconds=30)
-    hire(other, "v.1")
+    add_worker(connection, "w.1", seconds=30)
+    add_worker(other, "v.1")
     with store.transaction() as mine:
         store.join(mine).execute([start(f"r{n}", worker="w.1") for n in range(many)])
         assert claim(other, "v.1") == []
@@ -412,9 +413,9 @@ def test_a_run_given_to_a_worker_that_is_just_being_buried_is_found(url, opened,
 
 
 @pytest.mark.parametrize("many", [1, 2])
-def test_nothing_is_started_for_a_worker_that_somebody_is_just_forgetting(url, opened, many):
+def test_nothing_is_started_for_a_worker_that_another_transaction_removes(url, opened, many):
     connection = opened(url).connect()
-    hire(connection)
+    add_worker(connection)
     starts = [start(f"r{n}", worker="w.1") for n in range(many)]
     with psycopg.connect(url.partition("?")[0]) as other:
         other.execute("DELETE FROM tests.workers")
@@ -426,9 +427,9 @@ def test_nothing_is_started_for_a_worker_that_somebody_is_just_forgetting(url, o
     assert seen(connection, "r0") is None
 
 
-def test_starts_of_a_batch_are_answered_as_if_one_came_after_the_other(url, opened):
+def test_starts_of_a_batch_have_the_outcomes_of_sequential_starts(url, opened):
     connection = opened(url).connect()
-    hire(connection)
+    add_worker(connection)
     connection.execute([start("old"), start("keyed", key="k0")])
     again = start("new", worker="w.1", key="k2")
     outcomes = connection.execute(
@@ -461,9 +462,9 @@ def test_starts_of_a_batch_are_answered_as_if_one_came_after_the_other(url, open
     assert outcomes[2].run == outcomes[3].run == seen(connection, "new").run
 
 
-def test_the_end_of_a_child_is_told_between_what_comes_before_and_behind_it(url, opened):
+def test_the_event_of_a_childs_end_keeps_the_order_of_the_batch(url, opened):
     connection = opened(url).connect()
-    hire(connection)
+    add_worker(connection)
     outcomes = connection.execute(
         [start("p", worker="w.1"), start("c", worker="w.1", parent="p"), start("o", worker="w.1")]
     )
@@ -477,9 +478,9 @@ def test_the_end_of_a_child_is_told_between_what_comes_before_and_behind_it(url,
 
 @pytest.mark.parametrize("then", [Park(None), Finish("completed", "1")], ids=["park", "finish"])
 @pytest.mark.parametrize("many", [1, 2])
-def test_a_run_that_has_not_seen_its_signal_neither_parks_nor_ends(url, opened, many, then):
+def test_a_run_with_an_unread_signal_neither_parks_nor_ends(url, opened, many, then):
     connection = opened(url).connect()
-    hire(connection)
+    add_worker(connection)
     runs = [one.run for one in connection.execute([start(f"r{n}", worker="w.1") for n in range(many)])]
     connection.execute([signal(run.id) for run in runs])
     for outcome in connection.execute([record(run, "x", then=then) for run in runs]):
@@ -490,9 +491,9 @@ def test_a_run_that_has_not_seen_its_signal_neither_parks_nor_ends(url, opened, 
 
 
 @pytest.mark.parametrize("many", [1, 2])
-def test_who_watches_an_end_is_told_once(url, opened, many):
+def test_a_client_that_waits_for_the_end_of_a_run_is_notified_once(url, opened, many):
     connection = opened(url).connect()
-    hire(connection)
+    add_worker(connection)
     started = connection.execute(
         [start("p", worker="w.1"), *(start(f"r{n}", worker="w.1", parent="p" * (n % 2)) for n in range(2 * many))]
     )
@@ -507,16 +508,16 @@ def test_who_watches_an_end_is_told_once(url, opened, many):
     assert [event.name for event in seen(connection, "p").events] == [run.id for run in runs if run.parent]
 
 
-def test_a_parent_that_is_claimed_with_the_end_of_its_child_keeps_the_event(url, opened):
-    """One claim ends a child whose workers died over and over, and takes its parent: the news are not forgotten."""
+def test_a_parent_claimed_together_with_the_end_of_its_child_keeps_the_event(url, opened):
+    """One claim ends a child whose workers crashed repeatedly, and claims its parent: the event is not lost."""
     clock = ManualClock()
     connection = opened(url, clock=clock).connect()
     connection.execute([start("child", parent="parent")])
     for n in range(rule.POISONED):
-        assert claim(connection, hire(connection, f"w.{n}", seconds=1), suspects=9, runs=("child",))
+        assert claim(connection, add_worker(connection, f"w.{n}", seconds=1), suspects=9, runs=("child",))
         clock.pass_by(2)
-    hire(connection, "v.1")
-    connection.execute([r.ClaimRuns(worker="v.1", types=(("mail", "mail"),))])  # buries
+    add_worker(connection, "v.1")
+    connection.execute([r.ClaimRuns(worker="v.1", types=(("mail", "mail"),))])  # removes the worker
     clock.pass_by(1)
     connection.execute([start("parent")])
     (parent,) = claim(connection, "v.1")
@@ -525,12 +526,12 @@ def test_a_parent_that_is_claimed_with_the_end_of_its_child_keeps_the_event(url,
     assert posted.number == 2
 
 
-def test_a_worker_goes_only_when_all_its_runs_are_free(url, opened):
-    """One that was left with the worker's name would be nobody's for ever."""
+def test_a_worker_is_removed_only_when_all_its_runs_are_released(url, opened):
+    """A run that keeps the name of a removed worker would never be claimed."""
     store = opened(url)
     connection = store.connect()
-    hire(connection, "w.1")
-    hire(connection, "v.1")
+    add_worker(connection, "w.1")
+    add_worker(connection, "v.1")
     connection.execute([start(f"r{n}", worker="w.1") for n in range(3)])
     with changed_row(url, "r1"):
         (outcome,) = connection.execute([r.UnregisterWorker(worker="w.1")])
@@ -552,10 +553,10 @@ def as_child(connection, command):
 
 @pytest.mark.parametrize("way", ["start", "child"])
 def test_a_start_that_waited_for_another_one_counts_it(url, opened, admin, way):
-    """The other is committed while this one waits for the lock: what it counts must be younger than its lock."""
+    """The other start is committed while this one waits for the lock: it must count what it read after the lock."""
     store = opened(url)
     connection = store.connect()
-    hire(connection)
+    add_worker(connection)
     publish(connection)
     first, second = limited("a"), limited("b")
     if way == "child":
@@ -572,10 +573,10 @@ def test_a_start_that_waited_for_another_one_counts_it(url, opened, admin, way):
 
 
 @pytest.mark.parametrize("way", ["start", "child"])
-def test_of_many_who_come_at_once_no_more_are_let_in_than_may_be(url, opened, admin, way):
+def test_of_many_concurrent_starts_no_more_than_the_limit_are_admitted(url, opened, admin, way):
     store = opened(url)
     connections = [store.connect() for _ in range(8)]
-    hire(connections[0])
+    add_worker(connections[0])
     terms = publish(connections[0], THREE_OF_EACH)
     together = threading.Barrier(8)
 
@@ -596,9 +597,9 @@ def test_of_many_who_come_at_once_no_more_are_let_in_than_may_be(url, opened, ad
 
 
 @pytest.mark.parametrize("many", [1, 2])
-def test_whoever_waits_is_let_in_by_the_ends_of_a_batch(url, opened, admin, many):
+def test_ends_of_a_batch_admit_queued_runs(url, opened, admin, many):
     connection = opened(url).connect()
-    hire(connection)
+    add_worker(connection)
     terms = publish(connection, WorkflowLimits(limits=(Limit(name="all", max=many, on_excess="queue"),)))
     runs = [one.run for one in connection.execute([limited(f"a{n}", "w.1", terms=terms) for n in range(many)])]
     connection.execute([limited(f"b{n}", terms=terms) for n in range(many + 1)])
@@ -608,11 +609,11 @@ def test_whoever_waits_is_let_in_by_the_ends_of_a_batch(url, opened, admin, many
     assert_that_places_are_those_of_living_runs(admin)
 
 
-def test_who_comes_while_the_last_one_goes_is_let_in(url, opened, admin):
-    """A start and an end that each miss the other would leave somebody in the queue whom nobody ever lets in."""
+def test_a_start_concurrent_with_the_end_of_the_last_run_is_admitted(url, opened, admin):
+    """A start and an end that each miss the other would leave a run in the queue that is never admitted."""
     store = opened(url)
     worker, friend = store.connect(), store.connect()
-    hire(worker)
+    add_worker(worker)
     publish(worker)
     with ThreadPoolExecutor(2) as pool:
         (first,) = worker.execute([limited("r0", "w.1")])
@@ -628,10 +629,10 @@ def test_who_comes_while_the_last_one_goes_is_let_in(url, opened, admin):
     assert_that_places_are_those_of_living_runs(admin)
 
 
-def test_who_is_cancelled_while_it_is_let_in_has_ended(url, opened, admin):
+def test_a_run_that_is_cancelled_while_it_is_admitted_has_ended(url, opened, admin):
     store = opened(url)
     worker, friend = store.connect(), store.connect()
-    hire(worker)
+    add_worker(worker)
     publish(worker)
     with ThreadPoolExecutor(2) as pool:
         for n in range(60):
@@ -644,10 +645,10 @@ def test_who_is_cancelled_while_it_is_let_in_has_ended(url, opened, admin):
     assert admin.execute("SELECT count(*) FROM tests.places").fetchone() == (0,)
 
 
-def test_an_end_waits_for_the_row_of_the_one_whom_it_lets_in(url, opened):
-    """Passed over it would wait for ever: nobody else lets it in."""
+def test_the_end_of_a_run_waits_for_the_row_of_the_run_that_it_admits(url, opened):
+    """If it were skipped, it would wait forever: no other command admits it."""
     connection = opened(url).connect()
-    hire(connection)
+    add_worker(connection)
     publish(connection)
     (first,) = connection.execute([limited("a", "w.1")])
     connection.execute([limited("b")])
@@ -661,11 +662,11 @@ def test_an_end_waits_for_the_row_of_the_one_whom_it_lets_in(url, opened):
     assert statuses(connection, "a", "b") == ["completed", "pending"]
 
 
-def test_a_run_that_cannot_be_ended_now_keeps_its_worker_from_no_other(url, opened, admin):
-    """Its workers died over and over; and the one whom its end would let in cannot be had."""
+def test_a_run_that_cannot_be_ended_now_does_not_block_other_runs_of_its_worker(url, opened, admin):
+    """Its workers crashed repeatedly; and the row of the run that its end would admit is locked."""
     clock = ManualClock()
     connection = opened(url, clock=clock).connect()
-    hire(connection)
+    add_worker(connection)
     publish(connection)
     connection.execute([limited("a"), limited("b"), start("c", parent="somebody")])
     admin.execute("UPDATE tests.runs SET crashes = 5 WHERE id = 'a'")
@@ -677,9 +678,9 @@ def test_a_run_that_cannot_be_ended_now_keeps_its_worker_from_no_other(url, open
     assert statuses(connection, "a", "b") == ["failed", "pending"]
 
 
-def test_a_start_waits_for_the_row_of_the_one_who_makes_way(url, opened):
+def test_a_start_waits_for_the_row_of_the_run_that_it_cancels(url, opened):
     connection = opened(url).connect()
-    hire(connection)
+    add_worker(connection)
     terms = publish(connection, WorkflowLimits(limits=(Limit(name="all", max=1, on_excess="cancel_oldest"),)))
     connection.execute([limited("a", "w.1", terms=terms)])
     with changed_row(url, "a"):
@@ -691,9 +692,9 @@ def test_a_start_waits_for_the_row_of_the_one_who_makes_way(url, opened):
     assert [seen(connection, run).run.cancelling for run in "ab"] == [True, False]
 
 
-def test_a_parent_whose_child_has_it_cancelled_is_told_at_once(url, opened):
+def test_a_parent_that_is_cancelled_by_the_start_of_its_child_gets_the_event_at_once(url, opened):
     connection = opened(url).connect()
-    hire(connection)
+    add_worker(connection)
     terms = publish(connection, WorkflowLimits(limits=(Limit(name="all", max=1, on_excess="cancel_oldest"),)))
     (parent,) = connection.execute([limited("p", "w.1", terms=terms)])
     child = limited("c", terms=terms, parent="p").new
@@ -703,7 +704,7 @@ def test_a_parent_whose_child_has_it_cancelled_is_told_at_once(url, opened):
     assert (run.status, run.length, run.posted, run.cancelling) == ("running", 2, 1, True)
 
 
-def test_a_start_that_waited_for_new_terms_is_told_them(url, opened, admin):
+def test_a_start_that_waited_for_newly_published_limits_gets_them(url, opened, admin):
     store = opened(url)
     connection = store.connect()
     publish(connection)
@@ -719,11 +720,11 @@ def test_a_start_that_waited_for_new_terms_is_told_them(url, opened, admin):
     assert outcome.terms == THREE_OF_EACH
 
 
-def test_terms_wait_for_those_who_are_just_counted(url, opened, admin):
-    """Whoever is queued by the old ones is let in by the new ones."""
+def test_publishing_limits_waits_for_starts_in_progress(url, opened, admin):
+    """A run that is queued by the old limits is admitted by the new ones."""
     store = opened(url)
     connection = store.connect()
-    hire(connection)
+    add_worker(connection)
     publish(connection)
     connection.execute([limited("a", "w.1")])
     with ThreadPoolExecutor(1) as pool:
@@ -735,7 +736,7 @@ def test_terms_wait_for_those_who_are_just_counted(url, opened, admin):
     assert statuses(connection, "a", "b") == ["running", "pending"]
 
 
-def test_batches_that_count_the_same_in_another_order_are_not_in_each_others_way(url, opened):
+def test_batches_that_use_the_same_limits_in_another_order_do_not_deadlock(url, opened):
     store = opened(url)
     connections = [store.connect() for _ in range(2)]
     terms = publish(connections[0], THREE_OF_EACH)
@@ -765,7 +766,7 @@ def test_a_batch_of_many_keys_does_not_use_up_the_servers_locks(url, opened):
         assert mine.execute(query).fetchone()[0] <= 257
 
 
-def test_nothing_is_counted_in_a_transaction_that_sees_the_past(url, opened):
+def test_nothing_is_counted_in_a_transaction_with_an_old_snapshot(url, opened):
     store = opened(url)
     connection = store.connect()
     publish(connection)
@@ -779,7 +780,7 @@ def test_nothing_is_counted_in_a_transaction_that_sees_the_past(url, opened):
 
 
 @pytest.mark.parametrize("many", [1, 2])
-def test_starts_that_know_of_no_limits_are_told_them(url, opened, many):
+def test_starts_without_limits_get_the_published_ones(url, opened, many):
     connection = opened(url).connect()
     publish(connection)
     outcomes = connection.execute([*(start(f"r{n}") for n in range(many)), *[start("m", type="mail")] * (many - 1)])
@@ -789,17 +790,17 @@ def test_starts_that_know_of_no_limits_are_told_them(url, opened, many):
 # -- rows that somebody else has -------------------------------------------------------------------------------
 
 
-def test_a_form_starts_nothing_that_a_limit_counts(url, opened):
+def test_a_native_form_starts_no_run_that_a_limit_counts(url, opened):
     connection = opened(url).connect()
-    hire(connection)
+    add_worker(connection)
     publish(connection)
     for starts in ([start("a", "w.1")], [start("b", "w.1"), start("c", "w.1")]):
         assert {type(one).__name__ for one in connection.execute(starts)} == {"LimitsDiffer"}
 
 
-def test_a_stuck_row_delays_its_own_run_alone(url, opened):
+def test_a_locked_row_delays_only_its_own_run(url, opened):
     connection = opened(url).connect()
-    hire(connection)
+    add_worker(connection)
     runs = [outcome.run for outcome in connection.execute([start(f"r{n}", worker="w.1") for n in range(5)])]
     connection.execute([start("due1"), start("due2")])
     with changed_row(url, "r2"):
@@ -822,9 +823,9 @@ def test_a_stuck_row_delays_its_own_run_alone(url, opened):
     assert [run.id for run in claim(connection)] == ["due1"]
 
 
-def test_a_stuck_row_costs_its_neighbours_no_more_than_a_moment(url, opened):
+def test_a_locked_row_delays_other_commands_of_its_batch_only_for_a_moment(url, opened):
     connection = opened(url).connect()
-    hire(connection)
+    add_worker(connection)
     runs = [outcome.run for outcome in connection.execute([start(f"r{n}", worker="w.1") for n in range(100)])]
     with changed_row(url, "r50"):
         times = []
@@ -836,9 +837,9 @@ def test_a_stuck_row_costs_its_neighbours_no_more_than_a_moment(url, opened):
     assert sorted(times)[3] < 0.3
 
 
-def test_a_stuck_parent_delays_the_end_of_its_own_children_alone(url, opened):
+def test_a_locked_parent_delays_only_the_end_of_its_own_children(url, opened):
     connection = opened(url).connect()
-    hire(connection)
+    add_worker(connection)
     runs = [
         outcome.run
         for outcome in connection.execute(
@@ -862,9 +863,9 @@ def test_a_stuck_parent_delays_the_end_of_its_own_children_alone(url, opened):
     assert [event.name for event in seen(connection, "p1").events] == ["c1", "c3"]
 
 
-def test_no_later_command_of_a_batch_overtakes_one_whose_row_was_taken(url, opened, admin):
+def test_no_later_command_of_a_batch_overtakes_one_whose_row_was_locked(url, opened, admin):
     connection = opened(url).connect()
-    hire(connection)
+    add_worker(connection)
     (started,) = connection.execute([start(worker="w.1")])
     with changed_row(url, "r") as other, ThreadPoolExecutor(1) as pool:
         commands = [record(started.run, "a"), signal(), record(started.run, "b", at=2), acquire("k")]
@@ -881,7 +882,7 @@ def test_no_later_command_of_a_batch_overtakes_one_whose_row_was_taken(url, open
 
 @contextmanager
 def changed_slot(url, statement="UPDATE tests.slots SET version = version"):
-    """Somebody has changed a slot's row by hand, and left the transaction open."""
+    """Another session has changed a slot's row, and left the transaction open."""
     with psycopg.connect(url.partition("?")[0]) as db:
         db.execute(statement)
         yield db
@@ -894,9 +895,9 @@ MAKING = "INSERT INTO tests.slots VALUES ('default', 'global', '', 'k', 1, '7', 
 @pytest.mark.parametrize(
     "statement", ["UPDATE tests.slots SET version = version", MAKING], ids=["locked", "being made"]
 )
-def test_a_stuck_slot_delays_its_own_record_alone(url, opened, statement):
+def test_a_locked_slot_delays_only_its_own_record(url, opened, statement):
     connection = opened(url).connect()
-    hire(connection)
+    add_worker(connection)
     runs = [outcome.run for outcome in connection.execute([start(f"r{n}", worker="w.1") for n in range(3)])]
     expected = Swap(SLOT, "", 0, "1")
     if statement != MAKING:
@@ -919,9 +920,9 @@ def test_a_stuck_slot_delays_its_own_record_alone(url, opened, statement):
 
 
 @pytest.mark.parametrize("neighbours", [False, True])
-def test_a_slot_that_somebody_has_is_waited_for_and_no_later_record_overtakes(url, opened, admin, neighbours):
+def test_a_record_waits_for_a_locked_slot_and_no_later_record_overtakes_it(url, opened, admin, neighbours):
     connection = opened(url).connect()
-    hire(connection)
+    add_worker(connection)
     (started, _) = connection.execute([start(worker="w.1"), swap("a.1")])
     commands = [record(started.run, "a", swap=Swap(SLOT, "a.1", 1, "2"), request="q.1")]
     if neighbours:
@@ -941,9 +942,9 @@ def test_a_slot_that_somebody_has_is_waited_for_and_no_later_record_overtakes(ur
 
 @pytest.mark.parametrize("end", ["commit", "rollback"])
 @pytest.mark.usefixtures("patient")
-def test_a_slot_that_somebody_is_just_making_is_looked_at_again(url, opened, end):
+def test_a_slot_that_another_transaction_creates_is_read_again(url, opened, end):
     connection = opened(url).connect()
-    hire(connection)
+    add_worker(connection)
     (started,) = connection.execute([start(worker="w.1")])
     with changed_slot(url, MAKING) as db:
         threading.Timer(0.01, getattr(db, end)).start()
@@ -956,10 +957,10 @@ def test_a_slot_that_somebody_is_just_making_is_looked_at_again(url, opened, end
         assert connection.execute([read()]) == [SlotSeen(version=1, last="r:q.1", value="1")]
 
 
-def test_a_slot_of_a_joined_transaction_is_written_when_that_is_committed(url, opened):
+def test_a_slot_of_a_joined_transaction_is_written_at_its_commit(url, opened):
     store = opened(url)
     connection = store.connect()
-    hire(connection)
+    add_worker(connection)
     (started,) = connection.execute([start(worker="w.1")])
     command = record(started.run, "a", request="q.1", swap=Swap(SLOT, "", 0, "1"))
     with pytest.raises(ZeroDivisionError), store.transaction() as mine:
@@ -972,12 +973,12 @@ def test_a_slot_of_a_joined_transaction_is_written_when_that_is_committed(url, o
     assert seen(connection).entries == ("1", "a")
 
 
-def test_batches_that_write_slots_in_opposite_order_neither_lock_each_other_in_nor_lose_a_write(url, opened, admin):
-    """New slots and old ones, with records and without: every fourth round makes them anew."""
+def test_batches_that_write_slots_in_opposite_order_neither_deadlock_nor_lose_a_write(url, opened, admin):
+    """New slots and old ones, with records and without: every fourth round creates them again."""
     rounds, sessions = 120, 3
     store = opened(url)
     connections = [store.connect() for _ in range(sessions)]
-    hire(connections[0])
+    add_worker(connections[0])
     names = [f"r{place}{side}" for place in range(sessions) for side in range(2)]
     started = connections[0].execute([start(name, worker="w.1") for name in names])
     runs = {outcome.run.id: outcome.run for outcome in started}
@@ -1028,17 +1029,17 @@ def test_batches_that_write_slots_in_opposite_order_neither_lock_each_other_in_n
 
 
 def deadlocks(admin):
-    """How often the server has found some who waited for one another."""
+    """How many deadlocks the server has found."""
     return admin.execute("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()").fetchone()
 
 
 # -- hints -----------------------------------------------------------------------------------------------------
 
 
-def test_a_batch_notifies_once_and_only_who_is_elsewhere(url, opened):
+def test_a_batch_sends_one_notification_and_only_to_other_clients(url, opened):
     store = opened(url)
     connection = store.connect()
-    hire(connection, "far.1")
+    add_worker(connection, "far.1")
     watch = store.watch("far", print)
     listen = watch._listen
     watch.close()
@@ -1058,9 +1059,9 @@ def test_a_batch_notifies_once_and_only_who_is_elsewhere(url, opened):
 # -- what is stored --------------------------------------------------------------------------------------------
 
 
-def test_what_people_look_at_by_night_shows_runs_as_they_are(url, opened, admin):
+def test_the_views_for_operators_show_runs_as_they_are(url, opened, admin):
     connection = opened(url).connect()
-    hire(connection)
+    add_worker(connection)
     started, other = connection.execute([start("a", worker="w.1", attributes={"customer": "acme"}), start("b")])
     connection.execute([record(started.run, "x")])
     rows = admin.execute(
@@ -1075,7 +1076,7 @@ def test_what_people_look_at_by_night_shows_runs_as_they_are(url, opened, admin)
     assert admin.execute("SELECT attributes->>'customer' FROM tests.runs WHERE id = 'a'").fetchone() == ("acme",)
 
 
-def test_a_run_that_makes_no_sense_is_refused_and_left_alone(url, opened, admin):
+def test_an_unreadable_run_is_refused_and_unchanged(url, opened, admin):
     connection = opened(url).connect()
     connection.execute([start()])
     admin.execute("UPDATE tests.runs SET status = 'asleep'")
@@ -1085,7 +1086,7 @@ def test_a_run_that_makes_no_sense_is_refused_and_left_alone(url, opened, admin)
 
 def test_a_value_that_the_server_cannot_take_fails_alone(url, opened):
     connection = opened(url).connect()
-    hire(connection)
+    add_worker(connection)
     (started,) = connection.execute([start("d", worker="w.1")])
     swaps = [
         Swap(SLOT, "", 0, "a\0b"), Swap(SLOT, "", 0, 7), Swap(SLOT, 7, 0, "1"), Swap(("global", "", 7), "", 0, "1"),
@@ -1098,7 +1099,7 @@ def test_a_value_that_the_server_cannot_take_fails_alone(url, opened):
     assert (outcomes[-1].version, seen(connection, "d").entries) == (0, ("1",))
 
 
-def test_attributes_are_kept_whatever_is_in_them(url, opened):
+def test_attributes_may_contain_any_value(url, opened):
     connection = opened(url).connect()
     odd = {'a,"b":1': "\0", "n": 2**63 - 1, "t": True, "e": "é😀\\"}
     connection.execute([start("a", attributes=odd), start("b", attributes={"n": 1})])
@@ -1108,12 +1109,12 @@ def test_attributes_are_kept_whatever_is_in_them(url, opened):
         assert [run.id for run in page.runs] == found
 
 
-def test_a_worker_whose_session_has_ended_is_dead(url, opened):
-    """With advisory=true a lease ends with its process: so do its claims."""
+def test_a_worker_whose_session_has_ended_loses_its_runs(url, opened):
+    """With advisory=true a lease ends with its process, and so do its claims."""
     tied, other = opened(f"{url}&advisory=true"), opened(url)
     mine, yours = tied.connect(), other.connect()
-    hire(mine, "w.1")
-    hire(yours, "v.1")
+    add_worker(mine, "w.1")
+    add_worker(yours, "v.1")
     mine.execute([start(worker="w.1")])
     assert claim(yours, "v.1") == []
     tied._advisory.close()

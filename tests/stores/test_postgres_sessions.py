@@ -1,4 +1,4 @@
-"""What a session must not believe, and must not wait for: late errors, split answers, other encodings and databases."""
+"""Faults of a session: late errors, incomplete answers, other encodings and databases."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def admin(server):
 
 @contextmanager
 def refused_at_commit(admin, state):
-    """Whatever is written to the locks is refused when it is to be committed, after the rows were answered."""
+    """Every write to the locks is refused at its commit, after the rows were returned."""
     admin.execute(
         "CREATE FUNCTION tests.refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
         f"RAISE EXCEPTION USING ERRCODE = '{state}', MESSAGE = 'refused at the last moment'; END $$; "
@@ -63,7 +63,7 @@ def refused_at_commit(admin, state):
 
 
 @pytest.mark.parametrize("commands", [[acquire()], [acquire("a"), acquire("b")]], ids=["one", "many"])
-def test_what_is_refused_at_the_commit_was_not_granted(url, opened, admin, commands):
+def test_a_grant_that_is_refused_at_the_commit_is_an_error(url, opened, admin, commands):
     connection = opened(url).connect()
     with refused_at_commit(admin, "40001"):
         outcomes = connection.execute(commands)
@@ -71,14 +71,14 @@ def test_what_is_refused_at_the_commit_was_not_granted(url, opened, admin, comma
     assert connection.execute([c.ListLocks()])[0].items == ()
 
 
-def test_an_error_of_the_disk_at_the_commit_is_one_of_the_whole_batch(url, opened, admin):
+def test_a_disk_error_at_the_commit_fails_the_whole_batch(url, opened, admin):
     connection = opened(url).connect()
     with refused_at_commit(admin, "53100"), pytest.raises(StoreUnavailable, match="at the last moment"):
         connection.execute([acquire()])
 
 
-def test_under_a_stricter_isolation_every_answered_grant_is_there(url, opened, monkeypatch):
-    """A session is set to READ COMMITTED when it begins. Where somebody changes that, nothing wrong is answered."""
+def test_under_a_stricter_isolation_level_every_confirmed_grant_is_stored(url, opened, monkeypatch):
+    """A session is set to READ COMMITTED when it begins. If that is changed, no wrong outcome is returned."""
     monkeypatch.setattr(postgres_session, "_PIN", SERIALIZABLE)
     store = opened(f"{url}&options=-c%20default_transaction_isolation%3Drepeatable%5C%20read")
     connections = [store.connect() for _ in range(4)]
@@ -99,7 +99,7 @@ def test_under_a_stricter_isolation_every_answered_grant_is_there(url, opened, m
 
 
 class Withholding(socketserver.ThreadingTCPServer):
-    """Passes everything on, but for the last six bytes of an answer while it is told to: "ready for query"."""
+    """Forwards everything, except the last six bytes of an answer on request: "ready for query"."""
 
     daemon_threads = True
     last = b"Z\x00\x00\x00\x05I"
@@ -125,7 +125,7 @@ class Withholding(socketserver.ThreadingTCPServer):
             return
 
 
-def test_an_answer_of_which_the_end_does_not_come_is_given_up_and_stops_nobody_else(server, url, opened):
+def test_an_incomplete_answer_is_given_up_after_the_timeout_and_does_not_block_others(server, url, opened):
     with Withholding(server.port) as relay:
         serving = threading.Thread(target=relay.serve_forever, args=(0.02,))
         serving.start()
@@ -142,7 +142,7 @@ def test_an_answer_of_which_the_end_does_not_come_is_given_up_and_stops_nobody_e
             serving.join()
 
 
-def test_one_key_is_one_row_whatever_the_encoding_of_the_surroundings(url, opened, server, admin, monkeypatch):
+def test_one_key_is_one_row_whatever_the_encoding_of_the_environment(url, opened, server, admin, monkeypatch):
     monkeypatch.setenv("PGCLIENTENCODING", "LATIN1")
     opened(url).connect().execute([acquire("café")])
     with psycopg_pool.ConnectionPool(server.url, kwargs={"client_encoding": "latin1"}, min_size=0, max_size=1) as pool:
@@ -153,7 +153,7 @@ def test_one_key_is_one_row_whatever_the_encoding_of_the_surroundings(url, opene
     assert admin.execute("SELECT key FROM tests.locks").fetchall() == [("café",)]
 
 
-def test_an_engine_of_another_encoding_is_set_right(url, server, admin):
+def test_a_connection_of_an_engine_with_another_encoding_is_set_to_utf8(url, server, admin):
     address = server.url.replace("postgresql://", "postgresql+psycopg://")
     engine = sqlalchemy.create_engine(address, connect_args={"client_encoding": "latin1"})
     with Client(engine, store_options={"schema": "tests"}) as hf, hf.lock("café"):
@@ -161,7 +161,7 @@ def test_an_engine_of_another_encoding_is_set_right(url, server, admin):
     engine.dispose()
 
 
-def test_an_adopted_pool_gives_up_connecting_as_a_url_does(opened, monkeypatch):
+def test_a_users_pool_has_the_same_connection_timeout_as_a_url(opened, monkeypatch):
     monkeypatch.setitem(postgres_address.QUIET, "connect_timeout", "1")
     with closing(socket.create_server(("127.0.0.1", 0))) as silent:
         address = f"postgresql://127.0.0.1:{silent.getsockname()[1]}/db"
@@ -181,14 +181,14 @@ SECRETS = [
 
 
 @pytest.mark.parametrize("url", SECRETS)
-def test_a_url_that_cannot_be_read_is_refused_without_its_password(url):
+def test_an_invalid_url_is_refused_without_showing_its_password(url):
     with pytest.raises(InvalidOption) as caught:
         open_store(url, namespace="default").close()
     assert "cret" not in str(caught.value)
     assert caught.value.__cause__ is None
 
 
-def test_the_other_address_is_as_secret_as_the_first():
+def test_the_direct_address_is_masked_like_the_first():
     url = "postgresql://host/db?listen=postgresql%3A//u%3As3cret%40h/db&schema=x"
     store = open_store(url, namespace="default")
     for shown in (redacted(url), store.url, store.identity, repr(store), repr(store.options)):
@@ -206,8 +206,8 @@ def expiry(admin, key="k"):
 
 
 @pytest.mark.parametrize("keys", [("k",), ("k", "other")], ids=["alone", "beside-others"])
-def test_one_who_waited_for_a_row_does_not_judge_it_by_the_time_before(url, opened, admin, patient, keys):
-    """Renewed while a stranger's release waited: its time must not be cut to what the stranger thinks is now."""
+def test_a_command_that_waited_for_a_row_decides_by_the_time_after_the_wait(url, opened, admin, patient, keys):
+    """Renewed while the release of another client waited: its expiry must not be cut by the time before that wait."""
     store = opened(url)
     connection, other = store.connect(), store.connect()
     grants = dict(zip(keys, connection.execute([acquire(key, ttl=5) for key in keys]), strict=True))
@@ -231,7 +231,7 @@ def test_one_who_waited_for_a_row_does_not_judge_it_by_the_time_before(url, open
 # -- what it is tied to ---------------------------------------------------------------------------------------
 
 
-def test_with_more_open_files_than_select_can_name_hints_and_anchors_live(url, admin):
+def test_hints_and_anchors_work_with_more_open_files_than_select_supports(url, admin):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 4_096)), hard))
     with ExitStack() as stack:
@@ -263,7 +263,7 @@ def test_an_anchor_in_another_database_is_refused(url, opened, server, admin):
         admin.execute("DROP DATABASE elsewhere WITH (FORCE)")
 
 
-def test_holds_and_leases_by_name_do_not_end_with_a_session(url):
+def test_holds_and_named_leases_do_not_end_with_a_session(url):
     with Client(f"{url}&advisory=true") as hf:
         assert hf.hold("job", ttl=600)
         assert hf.leases.acquire_lease("chat", "owner", ttl=600)
@@ -272,7 +272,7 @@ def test_holds_and_leases_by_name_do_not_end_with_a_session(url):
         assert other.leases.get_lease_owner("chat") == "owner"
 
 
-def test_a_grant_on_its_way_when_the_anchor_is_lost_is_lost_too(url, monkeypatch):
+def test_a_grant_in_progress_when_the_anchor_is_lost_is_lost_too(url, monkeypatch):
     with Client(f"{url}&advisory=true") as hf:
         keep = hf.runtime.heartbeats.keep
 
@@ -286,7 +286,7 @@ def test_a_grant_on_its_way_when_the_anchor_is_lost_is_lost_too(url, monkeypatch
         assert not lease.valid
 
 
-def test_a_session_that_is_lost_again_and_again_leaves_nothing_open(url, admin):
+def test_a_session_that_is_lost_repeatedly_leaves_nothing_open(url, admin):
     with Client(f"{url}&advisory=true") as hf:
         counts = []
         for n in range(4):
@@ -303,7 +303,7 @@ def test_a_session_that_is_lost_again_and_again_leaves_nothing_open(url, admin):
 # -- hints ----------------------------------------------------------------------------------------------------
 
 
-def test_a_notification_that_makes_no_sense_only_makes_them_look(url, opened, admin):
+def test_an_invalid_notification_makes_waiters_check(url, opened, admin):
     store, heard = opened(url), []
     with closing(store.watch("b", heard.append)) as watch:
         eventually(lambda: heard == [None])
@@ -313,7 +313,7 @@ def test_a_notification_that_makes_no_sense_only_makes_them_look(url, opened, ad
         assert eventually(lambda: heard[1:] == [None, None, ["b.1"]])
 
 
-def test_whoever_the_server_left_to_us_is_told_also_when_the_answer_is_lost(url, opened, admin):
+def test_local_waiters_are_notified_also_when_the_answer_is_lost(url, opened, admin):
     store, heard = opened(url), []
     connection = store.connect()
     (held, _) = connection.execute([acquire(), wait(id="b.1")])

@@ -83,7 +83,7 @@ def there(store, server, run="r"):
         return seen.claim is not None, db.execute("SELECT count(*) FROM invoices").fetchone()[0]
 
 
-def test_what_is_committed_is_there_with_the_users_own_writes(store, server):
+def test_a_commit_includes_the_users_own_writes(store, server):
     assert isinstance(store, SharesTransactions)
     with store.transaction() as connection:
         write(connection)
@@ -97,7 +97,7 @@ def test_what_is_committed_is_there_with_the_users_own_writes(store, server):
     assert there(store, server) == (True, 1)
 
 
-def test_what_is_rolled_back_never_existed(store, server):
+def test_a_rollback_undoes_commands_and_the_users_own_writes(store, server):
     for _ in range(2):  # the connection can be used again
         with pytest.raises(Boom):
             with store.transaction() as connection:
@@ -110,7 +110,7 @@ def test_what_is_rolled_back_never_existed(store, server):
     assert there(store, server) == (False, 1)
 
 
-def test_an_error_that_was_caught_within_the_block_does_not_pass_for_a_commit(store, server):
+def test_an_error_that_was_caught_within_the_block_is_not_taken_for_a_commit(store, server):
     with pytest.raises(StoreUnusable, match="nothing was committed"):
         with store.transaction() as connection:
             store.join(connection).execute([start()])
@@ -140,7 +140,7 @@ def test_a_transaction_that_the_user_has_ended_is_not_joined(store, server, end,
     assert there(store, server) == (True, 1)
 
 
-def test_savepoints_and_the_isolation_level_are_the_users_own(store, server):
+def test_savepoints_and_the_isolation_level_of_the_user_are_unchanged(store, server):
     with store.transaction() as connection:
         driver = driver_of(connection)
         driver.execute("SET TRANSACTION ISOLATION LEVEL SERIALIZABLE")
@@ -156,7 +156,7 @@ def test_savepoints_and_the_isolation_level_are_the_users_own(store, server):
     assert there(store, server, "s") == (True, 1)
 
 
-def test_a_connection_that_was_lent_once_is_the_users_own_afterwards(server, pool, engine):
+def test_a_connection_that_was_joined_can_be_used_by_the_user_afterwards(server, pool, engine):
     for handle in (pool, engine):
         store = open_store(handle, namespace="default", options=SCHEMA)
         with store.transaction():
@@ -168,7 +168,7 @@ def test_a_connection_that_was_lent_once_is_the_users_own_afterwards(server, poo
         store.close()
 
 
-def test_the_users_own_errors_stay_what_they_are(store, server):
+def test_the_users_own_errors_are_raised_unchanged(store, server):
     with pytest.raises((psycopg.errors.UniqueViolation, sqlalchemy.exc.IntegrityError)):
         with store.transaction() as connection:
             write(connection)
@@ -176,7 +176,7 @@ def test_the_users_own_errors_stay_what_they_are(store, server):
     assert there(store, server) == (False, 0)
 
 
-def test_what_the_server_refuses_at_the_commit_for_the_users_reasons_stays_so_too(store, server):
+def test_an_error_at_the_commit_by_the_users_constraints_is_raised_unchanged(store, server):
     with psycopg.connect(server.url, autocommit=True) as db:
         db.execute("ALTER TABLE invoices ADD CONSTRAINT once UNIQUE (id) DEFERRABLE INITIALLY DEFERRED")
         db.execute("ALTER TABLE invoices DROP CONSTRAINT invoices_pkey")
@@ -188,7 +188,7 @@ def test_what_the_server_refuses_at_the_commit_for_the_users_reasons_stays_so_to
     assert there(store, server) == (False, 0)
 
 
-def test_a_bad_command_breaks_neither_the_transaction_nor_its_neighbours(store, server):
+def test_a_bad_command_fails_neither_the_transaction_nor_other_commands(store, server):
     with store.transaction() as connection:
         bad = r.PostEvent(run="a\0b", event=RunEvent(kind="signal", name="x"))
         outcomes = store.join(connection).execute([start(), bad, start("s")])
@@ -197,7 +197,7 @@ def test_a_bad_command_breaks_neither_the_transaction_nor_its_neighbours(store, 
     assert there(store, server) == (True, 1)
 
 
-def test_a_row_that_somebody_else_has_is_waited_for_within_a_transaction_but_not_without_an_end(store, server):
+def test_a_joined_transaction_waits_for_a_locked_row_for_a_limited_time(store, server):
     connection = store.connect("commands")
     connection.execute([start(), start("s")])
     connection.close()
@@ -220,7 +220,7 @@ def test_a_row_that_somebody_else_has_is_waited_for_within_a_transaction_but_not
     assert there(store, server) == (True, 1)
 
 
-def test_the_patience_of_the_users_transaction_stays_as_it_was(store):
+def test_the_lock_timeout_of_the_users_transaction_is_unchanged(store):
     with store.transaction() as connection:
         driver = driver_of(connection)
         driver.execute("SET LOCAL lock_timeout = '7s'")
@@ -230,7 +230,7 @@ def test_the_patience_of_the_users_transaction_stays_as_it_was(store):
         assert driver.execute("SHOW idle_in_transaction_session_timeout").fetchone() == idle == ("0",)
 
 
-def test_nobody_is_notified_of_what_may_never_happen(store, server):
+def test_no_notification_is_sent_before_the_commit(store, server):
     with psycopg.connect(server.url, autocommit=True) as ear:
         waiting = store.connect("commands")
         waiting.execute([acquire(), acquire(id="far.1", queue=True)])
@@ -258,7 +258,7 @@ def test_any_connection_to_the_same_database_can_be_joined(server, engine):
     with engine.begin() as connection:
         store.join(connection).execute([start("d")])
     with engine.connect() as connection:
-        store.join(connection).execute([start("e")])  # begins a transaction, which nobody commits
+        store.join(connection).execute([start("e")])  # begins a transaction, which is not committed
     connection = store.connect("queries")
     page = connection.execute([r.ListRuns()])[0]
     connection.close()
@@ -266,7 +266,7 @@ def test_any_connection_to_the_same_database_can_be_joined(server, engine):
     store.close()
 
 
-def test_a_connection_that_commits_by_itself_is_refused(server, engine):
+def test_an_autocommit_connection_is_refused(server, engine):
     store = open_store(server.url, namespace="default", options=SCHEMA)
     with psycopg.connect(server.url, autocommit=True) as db:
         with pytest.raises(InvalidOption, match=r"with connection\.transaction"):
@@ -281,7 +281,7 @@ def test_a_connection_that_commits_by_itself_is_refused(server, engine):
     store.close()
 
 
-def test_an_engine_that_commits_by_itself_lends_no_transaction(server):
+def test_an_engine_in_autocommit_mode_is_refused_for_transactions(server):
     engine = sqlalchemy.create_engine(
         server.url.replace("postgresql://", "postgresql+psycopg://"), isolation_level="AUTOCOMMIT"
     )
@@ -304,7 +304,7 @@ def test_a_connection_to_another_database_is_refused(server):
         db.execute("DROP DATABASE not_ours")
 
 
-def test_what_is_no_connection_of_a_kind_that_is_known_is_refused(server, engine):
+def test_an_object_that_is_no_known_connection_is_refused(server, engine):
     store = open_store(server.url, namespace="default", options=SCHEMA)
     with psycopg.connect(server.url) as db:
         pass
@@ -325,7 +325,7 @@ def test_what_is_no_connection_of_a_kind_that_is_known_is_refused(server, engine
 # -- what can go wrong on the way ---------------------------------------------------------------------------------
 
 
-def test_a_commit_of_which_nothing_is_heard_is_ambiguous(store, server):
+def test_a_commit_without_an_answer_is_ambiguous(store, server):
     with pytest.raises(StoreUnavailable) as caught:
         with store.transaction() as connection:
             write(connection)
@@ -350,7 +350,7 @@ def test_a_connection_that_was_lost_between_two_blocks_is_replaced(server):
     assert connection.closed
 
 
-def test_a_connection_that_is_lost_within_the_block_has_done_nothing(server):
+def test_a_connection_that_is_lost_within_the_block_has_changed_nothing(server):
     with Proxy("127.0.0.1", server.port) as proxy:
         store = open_store(proxy.url_for(server.url), namespace="default", options=SCHEMA)
         with pytest.raises(StoreError) as caught:
@@ -363,7 +363,7 @@ def test_a_connection_that_is_lost_within_the_block_has_done_nothing(server):
         store.close()
 
 
-def test_a_server_that_is_not_there_lends_nothing_and_says_so():
+def test_a_transaction_on_an_unreachable_server_is_refused_as_unavailable():
     store = open_store("postgresql://127.0.0.1:1/db", namespace="default")
     with pytest.raises(StoreUnavailable, match="cannot be reached") as caught:
         with store.transaction():
@@ -372,7 +372,7 @@ def test_a_server_that_is_not_there_lends_nothing_and_says_so():
     store.close()
 
 
-def test_a_pool_or_an_engine_that_is_used_up_is_unavailable(server):
+def test_an_exhausted_pool_or_engine_is_unavailable(server):
     with psycopg_pool.ConnectionPool(server.url, min_size=1, max_size=1, open=True, timeout=0.05) as pool:
         store = open_store(pool, namespace="default", options=SCHEMA)
         with pool.connection(timeout=30), pytest.raises(StoreUnavailable, match="get a connection"):
@@ -390,8 +390,9 @@ def test_a_pool_or_an_engine_that_is_used_up_is_unavailable(server):
     engine.dispose()
 
 
-def test_a_reader_of_a_repeatable_snapshot_is_told_that_others_were_there(store, server):
-    """Nothing that was written after the snapshot can be decided upon: it is refused, and the run is unharmed."""
+def test_a_transaction_with_a_repeatable_read_snapshot_gets_a_serialisation_error(store, server):
+    """Rows that were written after the snapshot cannot be decided on: the command is refused, and the run is
+    unchanged."""
     connection = store.connect("commands")
     connection.execute([start()])
     with psycopg.connect(server.url) as mine:

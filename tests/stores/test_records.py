@@ -1,6 +1,6 @@
-"""Records of any type where stores differ: rows that are taken, plans, trips, and what stands in a record's place.
+"""Records of any type where stores differ: locked rows, plans, round trips, and foreign values at a record's key.
 
-What every store promises alike is in the public suite (`holdfast.testing.suite.records`).
+What every store promises is in the public suite (`holdfast.testing.suite.records`).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class TestPostgres:
             ("DUE", ("'tally'", "9"), ("records_due", "(due_at <= (current_setting(")),
         ],
     )
-    def test_no_statement_looks_at_rows_of_others(self, url, opened, name, values, how):
+    def test_no_statement_scans_rows_of_other_keys(self, url, opened, name, values, how):
         opened(url).connect()
         text = placed(getattr(postgres_record_statements, name), "tests").decode()
         for number, value in enumerate(("'default'", *values), 1):
@@ -60,7 +60,7 @@ class TestPostgres:
         assert all(part in plan for part in how), plan
         assert "Filter" not in plan
 
-    def test_a_row_that_somebody_keeps_locked_delays_its_own_commands_alone(self, url, opened):
+    def test_a_locked_row_delays_only_its_own_commands(self, url, opened):
         connection = opened(url).connect()
         connection.execute([add(key="mine"), add(key="yours")])
         with psycopg.connect(url.partition("?")[0], application_name="forgotten") as db:
@@ -79,7 +79,7 @@ class TestPostgres:
         assert connection.execute([add(key="yours", request="r")]) == [Counted(total=2)]
 
     @pytest.mark.usefixtures("patient")
-    def test_no_later_command_of_a_batch_overtakes_one_whose_row_was_taken(self, url, opened):
+    def test_no_later_command_of_a_batch_overtakes_one_whose_row_was_locked(self, url, opened):
         connection = opened(url).connect()
         connection.execute([add()])
         with psycopg.connect(url.partition("?")[0]) as db:
@@ -91,7 +91,7 @@ class TestPostgres:
         assert [outcome.total for outcome in outcomes] == [2, 3, 1]
 
     @pytest.mark.usefixtures("patient")
-    def test_a_change_that_another_transaction_is_making_is_not_written_over(self, url, opened):
+    def test_a_change_of_an_open_transaction_is_not_overwritten(self, url, opened):
         connection = opened(url).connect()
         connection.execute([add(), add(key="other")])
         with psycopg.connect(url.partition("?")[0]) as db, ThreadPoolExecutor(1) as pool:
@@ -103,7 +103,7 @@ class TestPostgres:
 
     @pytest.mark.parametrize("end", ["commit", "rollback"])
     @pytest.mark.usefixtures("patient")
-    def test_a_record_that_somebody_is_just_making_is_waited_for(self, url, opened, end):
+    def test_a_command_waits_for_a_record_that_another_transaction_creates(self, url, opened, end):
         connection = opened(url).connect()
         connection.execute([add(key="warm")])
         with psycopg.connect(url.partition("?")[0]) as db, ThreadPoolExecutor(1) as pool:
@@ -113,7 +113,7 @@ class TestPostgres:
             outcomes = pool.submit(connection.execute, [add(key="a"), add(key="new"), add(key="z")]).result()
         assert [outcome.total for outcome in outcomes] == [1, 6 if end == "commit" else 1, 1]
 
-    def test_a_record_that_was_made_between_reading_and_writing_is_decided_anew(self, url, opened, monkeypatch):
+    def test_a_record_created_between_reading_and_writing_is_decided_again(self, url, opened, monkeypatch):
         store = opened(url)
         connection, other = store.connect(), store.connect()
         write, tries = PostgresSource.write, []
@@ -140,7 +140,7 @@ class TestPostgres:
 
 
 class TestSqlite:
-    """One transaction a batch; statements go by the primary key and by the index of what is due."""
+    """One transaction per batch; statements use the primary key and the index of due records."""
 
     @pytest.fixture
     def url(self, tmp_path):
@@ -154,13 +154,13 @@ class TestSqlite:
             ("DUE", ("n", "tally", 7), "INDEX records_due (namespace=? AND kind=? AND due_at<?)"),
         ],
     )
-    def test_no_statement_looks_at_rows_of_others(self, url, opened, name, values, how):
+    def test_no_statement_scans_rows_of_other_keys(self, url, opened, name, values, how):
         opened(url).connect()
         with closing(sqlite3.connect(sqlite_path(url))) as db:
             plan = db.execute(f"EXPLAIN QUERY PLAN {getattr(sqlite_records, name)}", values).fetchall()
         assert [row[3] for row in plan] == [f"SEARCH records USING {how}"]
 
-    def test_a_record_that_is_not_even_text_is_refused_by_name(self, url, opened):
+    def test_a_record_that_is_no_text_is_refused_by_name(self, url, opened):
         connection = opened(url).connect()
         connection.execute([add(key=f"k{n}") for n in range(12)])
         with closing(sqlite3.connect(sqlite_path(url))) as db, db:
@@ -173,7 +173,7 @@ class TestSqlite:
 
 
 class TestRedis:
-    """Damage in a Redis is refused, and nothing is written over it."""
+    """Damaged records in a Redis are refused, and not overwritten."""
 
     @pytest.fixture(params=["valkey", "redis"])
     def url(self, request, tmp_path):
@@ -184,7 +184,7 @@ class TestRedis:
         return redis_layout(url, "default")
 
     @pytest.mark.parametrize("put", ["set", "lpush"])
-    def test_what_is_no_record_in_its_place_is_refused_and_left_alone(self, url, opened, layout, put):
+    def test_another_value_at_the_key_of_a_record_is_refused_and_unchanged(self, url, opened, layout, put):
         connection = opened(url).connect()
         with redis.Redis.from_url(url.partition("?")[0]) as raw:
             getattr(raw, put)(layout.record("tally", "k"), b"\xff")
@@ -196,7 +196,7 @@ class TestRedis:
         with redis.Redis.from_url(url.partition("?")[0]) as raw:
             assert raw.dump(layout.record("tally", "k")) == before
 
-    def test_something_else_in_the_place_of_the_keys_is_refused(self, url, opened, server, layout):
+    def test_another_type_at_the_key_of_the_index_is_refused(self, url, opened, server, layout):
         store = opened(url)
         server.set(layout.record_keys("tally"), "mine")
         (refused,) = store.connect().execute([add()])
@@ -206,7 +206,7 @@ class TestRedis:
         assert isinstance(listed.error, RecordUnreadable)
         assert server.keys(layout.record("tally", "*")) == []
 
-    def test_a_name_without_its_record_is_passed_over(self, url, opened, server, layout):
+    def test_an_index_entry_without_its_record_is_skipped(self, url, opened, server, layout):
         connection = opened(url).connect()
         connection.execute([add(key="a", ttl=0), add(key="b", ttl=0)])
         server.delete(layout.record("tally", "a"))
@@ -261,11 +261,11 @@ class TestTrips:
         self.send(*(add(key=f"k{n}") for n in range(100)))
         assert self.trips == (1, 1)
 
-    def test_a_look_writes_nothing(self):
+    def test_a_query_writes_nothing(self):
         assert isinstance(self.send(SeeTally(key="k"))[0], TallySeen)
         assert self.trips == (1, 0)
 
-    def test_a_page_is_a_list_and_its_records(self):
+    def test_a_page_of_records_takes_two_reads(self):
         self.send(*(add(key=f"k{n}", ttl=0) for n in range(100)))
         self.send(c.ListRecords(kind="tally"))
         assert self.trips == (2, 0)

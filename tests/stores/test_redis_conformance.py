@@ -28,7 +28,7 @@ from holdfast.testing.suite.run_locks import RunLockTests
 
 
 class OwnClock(SuiteBase):
-    """As users have it: the server's time. Histories take as long as they tell."""
+    """As in production: the server's time. Histories take real time."""
 
     kind: str
     notices = True
@@ -53,7 +53,7 @@ class TestValkeyByItsOwnClock(OwnClock, StoreConformance):
 
 
 class TestRedisByItsOwnClock(OwnClock, HistoryTests, ConcurrencyTests, RunLockTests):
-    """What an old server might do otherwise: read its clock, and then write."""
+    """An old server may differ here: it reads its clock, and then writes."""
 
     kind = "redis"
     histories = 10
@@ -63,7 +63,7 @@ STRANGE = {"newer": {"list": [], "object": {}, "nothing": None, "text": "é", "n
 
 
 def made_strange(record):
-    """The record as a newer version would leave it: fields that nobody here knows, at every level."""
+    """The record as a newer version would write it: with unknown fields at every level."""
     return replace(
         record,
         unknown=STRANGE,
@@ -109,7 +109,7 @@ def test_records_of_a_newer_version_are_decided_by_the_same_rules_and_keep_their
     assert strange > 1_000
 
 
-def test_a_field_that_nobody_knows_is_kept_to_the_letter(opened, tmp_path):
+def test_an_unknown_field_is_kept_byte_for_byte(opened, tmp_path):
     url = PROVIDERS["valkey"].url(tmp_path)
     connection = opened(url, clock=ManualClock()).connect("commands")
     (held,) = connection.execute([acquire()])
@@ -161,8 +161,8 @@ class TestValkeyCluster(StoreConformance):
         return f"valkey://127.0.0.1:{self.nodes[0].port}?cluster=true&prefix={abs(hash(str(folder)))}"
 
 
-def test_a_cluster_is_found_again_when_the_node_of_the_url_is_gone(cluster, opened):
-    """Whoever told where the others are is needed only once."""
+def test_a_cluster_stays_reachable_when_the_node_of_the_url_is_gone(cluster, opened):
+    """The node that listed the others is needed only once."""
     served_elsewhere = next(
         name for name in map(str, range(100)) if key_slot(Layout("holdfast", name).index.encode()) > 12_000
     )

@@ -1,4 +1,4 @@
-"""What a server or the way to it can do to a client, each on a real server, and that work goes on afterwards."""
+"""Faults of a server or of its network, each on a real server; clients continue afterwards."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def kind(request):
 
 @pytest.fixture
 def own(kind):
-    """A server of this test's own, to be treated badly."""
+    """A separate server for this test, which may be damaged."""
     with real_servers.server(kind, settings=QUICK) as server:
         yield server
 
@@ -70,7 +70,7 @@ def proxy(kind):
 
 @pytest.fixture
 def through(proxy, kind, tmp_path):
-    """The address of an empty store, by way of the proxy."""
+    """The address of an empty store, through the proxy."""
     return proxy.url_for(PROVIDERS[kind].url(tmp_path))
 
 
@@ -81,10 +81,10 @@ def refused(match, *, ambiguous=False):
     assert caught.value.ambiguous is ambiguous
 
 
-# ---------------------------------------------------------------- what a server says
+# ---------------------------------------------------------------- errors of a server
 
 
-def test_a_server_that_has_forgotten_the_script_is_told_it_again(own, operator, opened):
+def test_a_script_that_the_server_has_lost_is_loaded_again(own, operator, opened):
     connection = opened(own.url).connect("commands")
     (held,) = connection.execute([acquire()])
     operator.script_flush()
@@ -94,7 +94,7 @@ def test_a_server_that_has_forgotten_the_script_is_told_it_again(own, operator, 
     assert "cmdstat_eval" not in operator.info("commandstats")
 
 
-def test_a_server_that_becomes_a_replica_refuses_writes_and_looks(kind, own, operator, opened):
+def test_a_server_that_becomes_a_replica_refuses_writes_and_reads(kind, own, operator, opened):
     store = opened(own.url)
     connection, reader = store.connect("commands"), store.connect("queries")
     connection.execute([acquire()])
@@ -114,8 +114,8 @@ def test_a_server_that_becomes_a_replica_refuses_writes_and_looks(kind, own, ope
 
 
 @pytest.mark.parametrize("way", ["short", "long"])
-def test_a_look_at_a_replica_is_refused_whatever_the_way(kind, own, operator, opened, way):
-    """A batch that writes nothing would otherwise be answered from what may be long past."""
+def test_a_read_from_a_replica_is_refused_on_every_path(kind, own, operator, opened, way):
+    """Otherwise a batch that writes nothing would be answered from outdated data."""
     connection = opened(own.url, clock=ManualClock()).connect("commands")
     (held,) = connection.execute([acquire()])
     nothing_new = renew(token=held.token) if way == "short" else c.Inspect(key="k")
@@ -138,7 +138,7 @@ def test_a_full_memory_refuses_the_batch_and_changes_nothing(own, operator, open
     assert isinstance(store.connect("commands").execute([acquire("other")])[0], out.Granted)
 
 
-def test_a_server_that_is_reading_its_data_is_waited_for(own, operator, opened):
+def test_a_server_that_is_loading_its_data_is_retried(own, operator, opened):
     store = opened(own.url)
     connection = store.connect("commands")
     (held,) = connection.execute([acquire(ttl=None)])
@@ -146,7 +146,7 @@ def test_a_server_that_is_reading_its_data_is_waited_for(own, operator, opened):
     operator.config_set("rdbcompression", "no")
     operator.mset({f"filler:{n}": "x" * 40_000 for n in range(1_000)})
     operator.save()
-    # It looks at its clients after every other megabyte: slow enough to be seen, quick enough to be waited for.
+    # It serves its clients after every other megabyte: slow enough to be seen, fast enough to wait for.
     own.settings |= {"key-load-delay": "2000", "save": "3600 1"}
     own.kill()
     restarting = threading.Thread(target=own.restart)
@@ -166,35 +166,35 @@ def test_a_server_that_is_reading_its_data_is_waited_for(own, operator, opened):
     assert not any(error.ambiguous for error in refusals)
 
 
-def test_a_server_that_is_kept_busy_by_a_script_says_so_and_blames_nobody(own, operator, opened):
+def test_a_server_that_is_blocked_by_a_script_is_reported_as_unavailable(own, operator, opened):
     store = opened(own.url)
     connection = store.connect("commands")
     connection.execute([acquire()])
     operator.config_set("lua-time-limit", "5")
     with redis.Redis(port=own.port) as other, redis.Redis(port=own.port) as killer:
 
-        def never_end():
+        def run_forever():
             with pytest.raises(redis.ResponseError):
                 other.eval("while true do end", 0)
 
-        busy = threading.Thread(target=never_end)
+        busy = threading.Thread(target=run_forever)
         busy.start()
 
-        def told():
+        def message():
             try:
                 store.connect("commands")
             except StoreUnavailable as error:
-                told = str(error)
-                whose = "another program or to Holdfast (EVALSHA" in told and FAST.sha.decode() in told
-                return not error.ambiguous and whose and "SLOWLOG GET" in told and "SCRIPT KILL" in told
+                message = str(error)
+                whose = "another program or to Holdfast (EVALSHA" in message and FAST.sha.decode() in message
+                return not error.ambiguous and whose and "SLOWLOG GET" in message and "SCRIPT KILL" in message
 
-        eventually(told)
+        eventually(message)
         killer.script_kill()
         busy.join()
     assert isinstance(connection.execute([acquire(id="b.1")])[0], out.Busy)
 
 
-def test_our_own_script_may_be_the_slow_one_and_is_told_when_it_is_killed(own, operator, opened, monkeypatch):
+def test_a_slow_script_of_holdfast_that_is_killed_gets_an_error(own, operator, opened, monkeypatch):
     monkeypatch.setattr(work, "AT_ONCE", 10**9)  # one script for the whole batch
     store = opened(own.url)
     slow, other = store.connect("commands"), store.connect("commands")
@@ -227,7 +227,7 @@ def test_our_own_script_may_be_the_slow_one_and_is_told_when_it_is_killed(own, o
     assert other.execute([renew(token=held.token)])[0].floor == held.token
 
 
-def test_a_server_with_too_many_clients_says_so(own, operator, opened):
+def test_too_many_clients_of_the_server_is_an_error_that_says_so(own, operator, opened):
     store = opened(own.url)
     store.connect("commands")
     operator.config_set("maxclients", "1")
@@ -237,7 +237,7 @@ def test_a_server_with_too_many_clients_says_so(own, operator, opened):
     store.connect("heartbeats")
 
 
-def test_a_wrong_type_in_the_place_of_an_index_changes_nothing(own, operator, opened):
+def test_a_wrong_type_at_the_key_of_an_index_changes_nothing(own, operator, opened):
     operator.rpush("holdfast:{default}:keys", "mine")
     connection = opened(own.url).connect("commands")
     (failed,) = connection.execute([acquire()])
@@ -246,8 +246,8 @@ def test_a_wrong_type_in_the_place_of_an_index_changes_nothing(own, operator, op
     assert operator.keys("*") == ["holdfast:{default}:keys"]
 
 
-def test_a_command_that_the_server_refuses_fails_alone_and_the_connection_goes_on(own, operator, opened):
-    """The index of runs by age is not ours: locks before and after the start of a run are taken all the same."""
+def test_a_command_that_the_server_refuses_fails_alone_and_the_connection_stays_usable(own, operator, opened):
+    """The index of runs by age has a foreign value: locks before and after the start of a run are still acquired."""
     operator.set("holdfast:{default}:runs:age", "mine")
     connection = opened(own.url).connect("commands")
     locks = [acquire(f"k{n}") for n in range(5)]
@@ -262,7 +262,7 @@ def test_a_command_that_the_server_refuses_fails_alone_and_the_connection_goes_o
     assert [type(outcome) for outcome in connection.execute([start("r"), acquire("more")])] == [Started, out.Granted]
 
 
-def test_a_look_that_the_server_refuses_fails_alone(own, operator, opened):
+def test_a_query_that_the_server_refuses_fails_alone(own, operator, opened):
     user(operator, "app")
     connection = opened(own.url.replace("redis://", "redis://app:pw@")).connect("commands")
     operator.execute_command("ACL", "SETUSER", "app", "-zrangebylex", "-hmget")
@@ -271,7 +271,7 @@ def test_a_look_that_the_server_refuses_fails_alone(own, operator, opened):
     assert all(isinstance(outcome.error, StoreUnusable) for outcome in outcomes[1:3])
 
 
-def test_an_error_after_a_part_of_a_batch_was_carried_out_is_ambiguous_whatever_it_is(own, opened, monkeypatch):
+def test_any_error_after_a_part_of_a_batch_was_executed_is_ambiguous(own, opened, monkeypatch):
     connection = opened(own.url).connect("commands")
 
     def unusable(*_):
@@ -286,8 +286,8 @@ def test_an_error_after_a_part_of_a_batch_was_carried_out_is_ambiguous_whatever_
     assert not caught.value.ambiguous
 
 
-def test_a_connection_that_is_lost_after_a_batch_was_carried_out_is_opened_again(own, operator, opened, monkeypatch):
-    """The batch is answered. What comes after it, ending an offer that nobody receives, is not needed."""
+def test_a_connection_that_is_lost_after_a_batch_was_executed_is_opened_again(own, operator, opened, monkeypatch):
+    """The batch has its outcomes. The step after it, ending an offer that no client receives, is not needed."""
     connection = opened(own.url).connect("commands")
     (held,) = connection.execute([acquire()])
     connection.execute([wait(listens=True)])
@@ -304,7 +304,7 @@ def test_a_connection_that_is_lost_after_a_batch_was_carried_out_is_opened_again
     assert isinstance(connection.execute([acquire("other")])[0], out.Granted)
 
 
-def test_a_connection_that_cannot_be_opened_again_after_a_batch_did_nothing_of_the_next_one(proxy, through, opened):
+def test_a_connection_that_cannot_be_opened_again_has_executed_nothing_of_the_next_batch(proxy, through, opened):
     connection = opened(through).connect("commands")
     (held,) = connection.execute([acquire()])
     connection.execute([wait(listens=True)])
@@ -328,7 +328,7 @@ def test_a_connection_that_cannot_be_opened_again_after_a_batch_did_nothing_of_t
         connection.execute([acquire("other")])
 
 
-def test_who_holds_is_told_after_everything_was_flushed_and_tokens_go_on_rising(own, operator):
+def test_after_a_flush_holders_are_notified_and_tokens_keep_rising(own, operator):
     with Client(own.url) as hf:
         lease = hf.lock("k", ttl=30).acquire()
         operator.flushall()
@@ -342,7 +342,7 @@ def test_who_holds_is_told_after_everything_was_flushed_and_tokens_go_on_rising(
 
 
 @pytest.mark.parametrize("way", ["kill", "stop"])
-def test_work_goes_on_by_itself_after_a_restart(kind, way):
+def test_clients_continue_without_help_after_a_restart(kind, way):
     with real_servers.server(kind) as server, Client(server.url) as hf:
         lease = hf.lock("k", ttl=30).acquire()
         getattr(server, way)()
@@ -356,7 +356,7 @@ def test_work_goes_on_by_itself_after_a_restart(kind, way):
         lease.release()
 
 
-# ---------------------------------------------------------------- who may
+# ---------------------------------------------------------------- rights
 
 
 PAGE = (Path(__file__).parents[2] / "docs/stores/redis.md").read_text()
@@ -371,7 +371,7 @@ def user(operator, name, password="pw"):
     operator.execute_command("ACL", "SETUSER", name, "reset", "on", f">{password}", *words)
 
 
-def test_the_minimal_rights_of_the_page_are_enough(own, operator):
+def test_the_minimal_rights_of_the_documentation_are_sufficient(own, operator):
     user(operator, "app")
     url = own.url.replace("redis://", "redis://app:pw@")
     with Client(url) as hf, Client(url) as other:
@@ -385,7 +385,7 @@ def test_the_minimal_rights_of_the_page_are_enough(own, operator):
         hf.locks.cleanup()
 
 
-def test_the_read_only_rights_of_the_page_show_everything_and_change_nothing(own, operator, opened):
+def test_the_read_only_rights_of_the_documentation_permit_all_reads_and_no_change(own, operator, opened):
     with Client(own.url) as hf:
         hf.state("s", initial=1).increment()
         lease = hf.lock("k").acquire()
@@ -403,7 +403,7 @@ def test_the_read_only_rights_of_the_page_show_everything_and_change_nothing(own
     ("who", "match"),
     [("app:hunter2@", "login failed"), ("", "password"), ("nobody:hunter2@", "login failed")],
 )
-def test_a_wrong_password_is_told_without_being_repeated(own, operator, opened, who, match):
+def test_a_wrong_password_is_reported_without_showing_it(own, operator, opened, who, match):
     user(operator, "app")
     operator.config_set("requirepass", "s3cret")
     store = opened(own.url.replace("redis://", f"redis://{who}"))
@@ -413,10 +413,10 @@ def test_a_wrong_password_is_told_without_being_repeated(own, operator, opened, 
     assert "hunter2" not in str(store.diagnose())
 
 
-# ---------------------------------------------------------------- what the network does
+# ---------------------------------------------------------------- faults of the network
 
 
-def test_a_server_that_is_not_there_is_not_ambiguous(proxy, through, opened):
+def test_an_unreachable_server_is_not_ambiguous(proxy, through, opened):
     store = opened(through)
     proxy.refuse()
     with refused("cannot be reached"):
@@ -425,8 +425,8 @@ def test_a_server_that_is_not_there_is_not_ambiguous(proxy, through, opened):
     store.connect("commands")
 
 
-def test_something_else_than_a_redis_is_unusable_or_unavailable(opened, own):
-    """An HTTP server that answers in its own way."""
+def test_a_server_that_is_no_redis_is_unusable_or_unavailable(opened, own):
+    """An HTTP server, which speaks another protocol."""
     with http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as other:
         threading.Thread(target=other.serve_forever, daemon=True).start()
         with pytest.raises((StoreUnusable, StoreUnavailable)):
@@ -444,14 +444,14 @@ def test_a_lost_connection_is_ambiguous(proxy, through, opened):
         connection.execute([acquire("other")])
 
 
-def test_no_answer_in_time_is_ambiguous(proxy, through, opened):
+def test_a_timeout_of_an_answer_is_ambiguous(proxy, through, opened):
     connection = opened(through + "&socket_timeout=0.2").connect("commands")
     proxy.stall()
     with refused("did not answer in time", ambiguous=True):
         connection.execute([acquire()])
 
 
-def test_no_connection_in_time_is_not(opened, proxy, through):
+def test_a_timeout_of_a_connection_is_not_ambiguous(opened, proxy, through):
     store = opened(through + "&socket_connect_timeout=0.2&socket_timeout=0.2")
     proxy.stall()
     with refused("in time"):
@@ -478,7 +478,7 @@ def test_no_connection_in_time_is_not(opened, proxy, through):
     ids=["Acquire", "Renew", "Release", "Transfer", "Abandon", "ForceRelease", "Settle", "Inspect", "ListLocks",
          "SettleDue", "Cleanup", "SwapSlot", "ReadSlot"],
 )  # fmt: skip
-def test_a_reply_that_is_lost_on_the_way_changes_no_effect(proxy, through, opened, command, first):
+def test_a_lost_reply_of_a_real_server_changes_no_effect(proxy, through, opened, command, first):
     def prepared(connection):
         (held,) = connection.execute([acquire()])
         return command(held.token) if callable(command) else command
@@ -493,7 +493,7 @@ def test_a_reply_that_is_lost_on_the_way_changes_no_effect(proxy, through, opene
     fresh = store.connect("commands")
     after_lost = _state(fresh)
     (again,) = fresh.execute([command])
-    if isinstance(command, c.Release):  # "not held" is what a release that succeeded looks like from here
+    if isinstance(command, c.Release):  # a repeated release that succeeded the first time returns "not held"
         assert isinstance(again, out.NotHolder)
     else:
         assert isinstance(again, first)
@@ -501,7 +501,7 @@ def test_a_reply_that_is_lost_on_the_way_changes_no_effect(proxy, through, opene
 
 
 def last_call(store, prepared):
-    """The digest of the last script that a command is carried out with: where something is written, it is by that."""
+    """The digest of the last script that executes a command: the one that writes, if any."""
     connection, called = store.connect("commands"), []
     command = prepared(connection)
     call = connection._link.call
@@ -516,12 +516,12 @@ def last_call(store, prepared):
 
 
 def _state(connection):
-    """Who holds what under which token, and what the slot holds: all that a repeated command must not change."""
+    """The holders, their tokens and the value of the slot: everything that a repeated command must not change."""
     page, slot = connection.execute([c.ListLocks(), read()])
     return [(item.key, [(h.id, h.token) for h in item.record.holders]) for item in page.items], slot
 
 
-def test_the_flow_asks_again_by_itself(proxy, through):
+def test_the_flow_sends_a_command_again_after_a_lost_reply(proxy, through):
     with Client(through) as hf:
         hf.lock("warm").acquire().release()
         proxy.drop_next_reply(b"EVALSHA")
@@ -534,7 +534,7 @@ def test_the_flow_asks_again_by_itself(proxy, through):
         assert not hf.locks.inspect("k").held
 
 
-def test_a_lease_outlives_a_stall_that_is_longer_than_the_timeout(proxy, through):
+def test_a_lease_survives_a_stall_that_is_longer_than_the_timeout(proxy, through):
     with Client(through + "&socket_timeout=0.3&socket_connect_timeout=0.3") as hf:
         lease = hf.lock("k", ttl=10).acquire()
         before = proxy.connections
@@ -550,7 +550,7 @@ def test_a_lease_outlives_a_stall_that_is_longer_than_the_timeout(proxy, through
         lease.release()
 
 
-def test_a_url_option_that_makes_no_sense_says_which(opened):
+def test_an_invalid_url_option_is_refused_by_name(opened):
     for option in ("colour=red", "socket_timeout=soon", "cluster=perhaps", "prefix=a{b", "protocol=7"):
         with pytest.raises(InvalidOption, match=option.partition("=")[0]):
             opened(f"redis://:hunter2@127.0.0.1:1/0?{option}")

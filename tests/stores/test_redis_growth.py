@@ -1,4 +1,5 @@
-"""What lists, looks and records cost in a Redis as runs and journals grow: counted in Redis commands, never in time."""
+"""The cost of lists, queries and records in a Redis as runs and journals grow: counted in Redis commands, never in
+time."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from holdfast.stores.redis import lists as redis_lists
 from holdfast.testing.builders import START
 from holdfast.testing.run_histories import RunModel
 from holdfast.testing.suite.runs import record, start
-from stores.runs_asking import ask, claim, driven, hire, lease
+from stores.runs_asking import add_worker, ask, claim, driven, lease
 
 BLOCK = 500
 MOST_TRIPS = 5
@@ -32,7 +33,7 @@ def provider(request):
 
 
 def commands_of(server, connection, command):
-    """How often each Redis command was sent by the scripts that carry this command out, and how many scripts were."""
+    """How often each Redis command was called by the scripts that execute this command, and how many scripts were."""
     server.config_resetstat()
     connection.execute([command])
     stats = server.info("commandstats")
@@ -90,8 +91,8 @@ LOOKS = {
 }
 
 
-def test_lists_and_looks_cost_the_same_among_few_runs_and_among_many(server, connection, clock):
-    hire(connection, seconds=10**6)
+def test_lists_and_queries_cost_the_same_among_few_runs_and_among_many(server, connection, clock):
+    add_worker(connection, seconds=10**6)
     fill(connection, clock, 0, FEW // 2)
     rare(connection, clock)
     fill(connection, clock, FEW // 2, FEW)
@@ -133,7 +134,7 @@ def pages(connection, wanted, limit):
 
 
 def newest_first(names):
-    """In the order of a list: by the moment of their start, and those of one moment by their ids."""
+    """In the order of a list: by start time, and runs of the same time by id."""
     blocks = [sorted(names[first : first + BLOCK], reverse=True) for first in range(0, len(names), BLOCK)]
     return [name for block in reversed(blocks) for name in block]
 
@@ -170,10 +171,10 @@ SMALL = {"PREFIXED": 20, "NAMES": 10, "MOST_NAMES_AT_ONCE": 80, "IN_VAIN": 50, "
 
 
 @pytest.mark.parametrize("most", [60, 59], ids=["by_id", "by_time"])
-def test_of_very_many_ids_with_a_prefix_the_newest_is_looked_for_by_time_up_to_a_bound(
+def test_of_very_many_ids_with_a_prefix_the_newest_are_searched_by_time_up_to_a_bound(
     connection, clock, monkeypatch, most
 ):
-    """With small bounds: the sizes that there are would take a minute."""
+    """With small bounds: the real sizes would take a minute."""
     for name, bound in (SMALL | {"MOST_PREFIXED": most}).items():
         monkeypatch.setattr(redis_lists, name, bound)
     old = [f"old-{n:02}" for n in range(60)]
@@ -186,7 +187,7 @@ def test_of_very_many_ids_with_a_prefix_the_newest_is_looked_for_by_time_up_to_a
     assert [name for page in found for name in page] == newest_first(old)
 
 
-def test_of_ids_with_a_prefix_only_those_of_the_time_that_is_asked_for_are_looked_at(connection, clock, monkeypatch):
+def test_of_ids_with_a_prefix_only_those_of_the_requested_time_are_read(connection, clock, monkeypatch):
     monkeypatch.setattr(redis_lists, "MOST_LOOKS", 30)
     old, new = ([f"old-{n}" for n in some] for some in (range(10, 30), range(30, 70)))
     started(connection, clock, *old, *[f"new-{n:03}" for n in range(100)])
@@ -199,26 +200,26 @@ def test_of_ids_with_a_prefix_only_those_of_the_time_that_is_asked_for_are_looke
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_every_list_is_what_the_rules_say(connection, clock, seed):
+def test_every_list_equals_that_of_the_rules(connection, clock, seed):
     """Filters, cursors and limits of every kind, over runs whose statuses and attributes change."""
     pick, model, runs = random.Random(seed), RunModel(), []
 
-    def told(command):
+    def listed(command):
         (expected,) = model.execute([command], clock.now)
         assert connection.execute([command]) == [expected], command
         return expected
 
-    told(lease(seconds=10**6))
-    told(r.RegisterWorker(worker="w.1", name="w", types=("order",)))
+    listed(lease(seconds=10**6))
+    listed(r.RegisterWorker(worker="w.1", name="w", types=("order",)))
     for n in range(150):
         clock.now += pick.choice([0, 0, 1, 1_000])
         kind = pick.choice(["order", "mail@2", "mail", "x:y"])
         attributes = pick.choice([{}, {"n": pick.randrange(3)}, {"n": True, "s": "1"}, {"s": 'é"x'}])
         name = f"{pick.choice('ab')}{pick.randrange(10)}{n}"
-        runs.append(told(start(name, type=kind, worker="w.1", attributes=attributes)).run)
+        runs.append(listed(start(name, type=kind, worker="w.1", attributes=attributes)).run)
         then = pick.choice([Finish("completed", "1"), Finish("failed", "1"), Park(None), None])
         attributes = pick.choice([None, None, {"n": 1}, {}])
-        told(record(pick.choice(runs), "e", request=f"q{n}", then=then, attributes=attributes))
+        listed(record(pick.choice(runs), "e", request=f"q{n}", then=then, attributes=attributes))
     for _ in range(200):
         moments = [None, None, pick.choice(runs).created_at]
         wanted = RunFilter(
@@ -230,14 +231,14 @@ def test_every_list_is_what_the_rules_say(connection, clock, seed):
             attributes=pick.choice([{}, {}, {"n": 1}, {"n": True}, {"n": 1, "s": "1"}, {"s": 'é"x'}, {"s": 1}]),
         )
         run, limit = pick.choice(runs), pick.choice([1, 7, 50, 1_000])
-        page = told(r.ListRuns(wanted=wanted, after=pick.choice([None, (run.created_at, run.id)]), limit=limit))
+        page = listed(r.ListRuns(wanted=wanted, after=pick.choice([None, (run.created_at, run.id)]), limit=limit))
         if page.next:
-            told(r.ListRuns(wanted=wanted, after=page.next, limit=limit))
+            listed(r.ListRuns(wanted=wanted, after=page.next, limit=limit))
 
 
-def test_a_list_from_several_sets_is_in_order_where_most_do_not_fit(connection, clock):
-    """The newest of one set are older than all of another: nobody is passed over by one who fits."""
-    hire(connection, seconds=10**6)
+def test_a_list_from_several_sets_is_in_order_although_most_entries_do_not_match(connection, clock):
+    """The newest of one set are older than all of another: no matching run is left out."""
+    add_worker(connection, seconds=10**6)
     for n in range(70):
         clock.now += 1
         run = driven(connection, f"r{n:02}", attributes={} if 55 <= n < 60 else {"a": 1})
@@ -252,9 +253,9 @@ def test_a_list_from_several_sets_is_in_order_where_most_do_not_fit(connection, 
     assert found == [f"r{n:02}" for n in reversed(range(55))]
 
 
-def test_a_record_and_a_look_at_the_history_cost_the_same_commands_however_long_the_journal_is(server, connection):
-    """The history comes in one trip and in one piece: only what is sent grows."""
-    hire(connection, seconds=10**6)
+def test_a_record_and_a_read_of_the_history_cost_the_same_for_every_length_of_journal(server, connection):
+    """The history is read in one round trip: only the size of the answer grows."""
+    add_worker(connection, seconds=10**6)
     run, length, costs = driven(connection), 1, {}
     entry = '["an entry of the usual kind"]'
     for most in (100, *LENGTHS):  # what a connection remembers of a run is known after the first

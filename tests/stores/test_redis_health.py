@@ -1,4 +1,4 @@
-"""What a check-up of a Redis or Valkey says, and what is said aloud when a server is first used."""
+"""What `doctor` reports about a Redis or Valkey, and what is logged when a server is first used."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def kind(request):
 
 @pytest.fixture(autouse=True)
 def _nothing_is_known(monkeypatch):
-    """A port of an earlier test may have come back."""
+    """A port of an earlier test may be used again."""
     monkeypatch.setattr(redis_health, "_known", {})
     monkeypatch.setattr(redis_rights, "_known", set())
 
@@ -43,7 +43,7 @@ def details(store):
     return {finding.check: finding.detail for finding in store.diagnose()}
 
 
-def test_a_server_that_is_set_up_well_is_said_to_be_so(kind, own, opened, caplog):
+def test_a_well_configured_server_is_reported_as_ok(kind, own, opened, caplog):
     store = opened(own.url)
     assert levels(store) == dict.fromkeys(("server", "role", "rights", "eviction", "durability"), "ok")
     assert details(store)["server"] == f"{own.kind} {own.version}".replace("Valkey v", "Valkey ")
@@ -92,7 +92,7 @@ def test_a_persistence_that_is_weaker_than_the_promise_is_reported_once(
     assert stores[1].capabilities.durable
 
 
-def test_what_may_not_be_looked_at_is_said(own, operator, opened, caplog):
+def test_settings_that_may_not_be_read_are_reported(own, operator, opened, caplog):
     operator.execute_command("ACL", "SETUSER", "app", "on", ">pw", "~*", "&*", "+@all", "-config", "-info", "-role")
     store = opened(own.url.replace("redis://", "redis://app:pw@"))
     assert levels(store) == {

@@ -1,4 +1,4 @@
-"""Limits in a Redis: where they are, that nothing stays behind, and that what is damaged costs nobody else anything."""
+"""Limits in a Redis: their layout, that nothing is left behind, and that damaged data affects no other run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from holdfast.testing.builders import SECOND, START
 from holdfast.testing.limit_histories import LimitHistoryGenerator
 from holdfast.testing.run_histories import RunModel
 from holdfast.testing.suite.runs import record, start
-from stores.runs_asking import ask, claim, everything, hire
+from stores.runs_asking import add_worker, ask, claim, everything
 
 WEEK = 7 * 24 * 3600
 LARGEST = 2**53 - 1
@@ -66,8 +66,8 @@ PACE = Limit(name="pace", max=2, per=SECOND, on_excess="queue")
 
 
 def test_the_layout_of_limits_is_this_one(server, base, connection):
-    """A stored format: changing it needs a way for those who have it already."""
-    hire(connection)
+    """A stored format: changing it needs a migration."""
+    add_worker(connection)
     terms = publish(connection, EACH, PACE)
     connection.execute([asked(run, terms, priority=priority) for run, priority in (("a", 0), ("b", 0), ("c", 5))])
     text = (
@@ -93,7 +93,7 @@ def test_the_layout_of_limits_is_this_one(server, base, connection):
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_every_place_says_what_the_runs_say(server, base, connection, clock, seed):
+def test_the_indexes_of_limits_match_the_runs(server, base, connection, clock, seed):
     model, generator, told = RunModel(), LimitHistoryGenerator(seed), 0
     while told < 250:
         clock.pass_by(generator.time_passes() + generator.clock_jumps())
@@ -128,8 +128,8 @@ def test_every_place_says_what_the_runs_say(server, base, connection, clock, see
     assert starts == {group: [at for at, _ in made] for group, made in model.repo._starts.items()}
 
 
-def test_when_all_runs_have_ended_nothing_of_their_places_is_left(server, base, connection, clock):
-    hire(connection)
+def test_when_all_runs_have_ended_the_indexes_of_limits_are_empty(server, base, connection, clock):
+    add_worker(connection)
     terms = publish(connection, ONE, EACH, PACE)
     names = [f"run {n}" for n in range(12)]
     connection.execute([asked(run, terms, key=f"{n % 3}", priority=n % 2) for n, run in enumerate(names)])
@@ -146,7 +146,7 @@ def test_when_all_runs_have_ended_nothing_of_their_places_is_left(server, base, 
     assert WEEK - 60 <= server.ttl(base + "limits:starts:order/pace/") <= WEEK + 60
 
 
-def test_starts_of_a_long_span_are_kept_for_all_of_it(server, base, connection):
+def test_starts_of_a_rate_over_a_long_period_are_kept_for_all_of_it(server, base, connection):
     terms = publish(connection, Limit(name="pace", max=1, per=100 * WEEK * SECOND, on_excess="queue"))
     connection.execute([asked(run, terms, worker="") for run in "abc"])
     assert [at for _, at in server.zrange(base + "limits:starts:order/pace/", 0, -1, withscores=True)] == [
@@ -158,18 +158,18 @@ def test_starts_of_a_long_span_are_kept_for_all_of_it(server, base, connection):
 # ---------------------------------------------------------------- order and numbers
 
 
-def test_arrivals_of_one_moment_are_distinct_to_the_last_digit(server, base, connection, clock):
+def test_arrival_numbers_of_one_moment_are_distinct_to_the_last_digit(server, base, connection, clock):
     """Fourteen digits, as Lua writes numbers by itself, would make them equal."""
     clock.now += 123_457
-    hire(connection)
+    add_worker(connection)
     terms = publish(connection, ONE)
     connection.execute([asked(run, terms) for run in ("m", "z", "b", "a")])
     arrivals = [server.hget(base + f"run:{run}", "arrival") for run in ("m", "z", "b", "a")]
     assert arrivals == [str(START + 123_457 + n) for n in range(4)]
 
 
-def test_every_priority_has_its_place_in_the_queue(connection):
-    hire(connection)
+def test_the_queue_is_ordered_by_priority(connection):
+    add_worker(connection)
     terms = publish(connection, ONE)
     begun(connection, "first", terms)
     priorities = [0, -1, 1, LARGEST, -LARGEST, 10, 9, -10, -9, 2**31, 0]
@@ -184,8 +184,8 @@ def test_every_priority_has_its_place_in_the_queue(connection):
     assert order == expected
 
 
-def test_one_who_may_come_in_is_found_behind_many_who_may_not(connection):
-    hire(connection)
+def test_an_admissible_run_is_found_behind_many_that_are_not(connection):
+    add_worker(connection)
     terms = publish(connection, Limit(name="all", max=2, on_excess="queue"), EACH)
     begun(connection, "ann", terms, key='"ann"')
     cid = begun(connection, "cid", terms, key='"cid"')
@@ -196,8 +196,8 @@ def test_one_who_may_come_in_is_found_behind_many_who_may_not(connection):
     assert status(connection, "ann 000", "ann 299", "bob 1") == ["queued"] * 3
 
 
-def test_who_waits_behind_one_that_was_let_in_is_found_by_new_terms(server, base, connection):
-    hire(connection)
+def test_newly_published_limits_admit_a_run_behind_an_admitted_one(server, base, connection):
+    add_worker(connection)
     terms = publish(connection, ONE)
     run = begun(connection, "a", terms)
     connection.execute([asked(name, terms, worker="") for name in "bc"])
@@ -207,8 +207,8 @@ def test_who_waits_behind_one_that_was_let_in_is_found_by_new_terms(server, base
     assert status(connection, "c") == ["pending"]
 
 
-def test_thousands_are_let_in_when_the_limit_is_taken_away(server, base, connection):
-    hire(connection)
+def test_removing_a_limit_admits_thousands_of_runs(server, base, connection):
+    add_worker(connection)
     terms = publish(connection, ONE)
     names = [f"run {n:04}" for n in range(2_500)]
     connection.execute([asked(run, terms, worker="") for run in names])
@@ -231,7 +231,7 @@ def test_thousands_are_let_in_when_the_limit_is_taken_away(server, base, connect
     ],
     ids=lambda value: value.replace(" ", "-") if isinstance(value, str) else None,
 )
-def test_terms_that_cannot_be_kept_are_refused(server, base, connection, limits, why):
+def test_published_limits_that_cannot_be_stored_are_refused(server, base, connection, limits, why):
     bad = r.PublishLimits(workflow="order", terms=WorkflowLimits(limits=tuple(limits)))
     failed, kept = connection.execute([bad, r.PublishLimits(workflow="mail", terms=WorkflowLimits(limits=(ONE,)))])
     assert isinstance(failed, c.Failed)
@@ -240,7 +240,7 @@ def test_terms_that_cannot_be_kept_are_refused(server, base, connection, limits,
     assert set(server.hgetall(base + "limits:terms")) == {"mail"}
 
 
-def test_starts_that_cannot_be_kept_are_refused(server, base, connection):
+def test_starts_that_cannot_be_stored_are_refused(server, base, connection):
     terms = publish(connection, ONE)
     before = everything(server, base)
     bad = [
@@ -259,7 +259,7 @@ def test_starts_that_cannot_be_kept_are_refused(server, base, connection):
 
 @pytest.mark.parametrize("name", ["", '"', "\\", "{", "}", "é😀", "\n", "\x00", "%s", "%", "/", ":", "a:b", " ", "["])
 def test_any_text_may_be_a_workflow_a_limit_and_a_key(connection, name):
-    hire(connection, "w.1", name)
+    add_worker(connection, "w.1", name)
     limits = (Limit(name=name, max=1, path="x", on_excess="queue"), Limit(name=f"2{name}", max=1, per=SECOND))
     terms = publish(connection, *limits, workflow=name)
     places = (LimitKey(name, name), LimitKey(f"2{name}", name))
@@ -279,9 +279,9 @@ def test_any_text_may_be_a_workflow_a_limit_and_a_key(connection, name):
 # ---------------------------------------------------------------- within one command
 
 
-def test_children_of_one_record_count_each_other_and_what_came_to_the_parent_is_told(connection):
-    hire(connection)
-    hire(connection, "v.1", "mail")
+def test_children_of_one_record_are_counted_together_and_events_of_the_parent_are_returned(connection):
+    add_worker(connection)
+    add_worker(connection, "v.1", "mail")
     oldest = publish(connection, Limit(name="all", max=2, on_excess="cancel_oldest"))
     parent = begun(connection, "parent", oldest)
     children = tuple(asked(run, oldest, worker="", parent="parent").new for run in ("x", "y", "z"))
@@ -298,7 +298,7 @@ def test_children_of_one_record_count_each_other_and_what_came_to_the_parent_is_
 
 
 def test_a_command_that_fails_after_its_first_child_has_changed_nothing(server, base, connection):
-    hire(connection)
+    add_worker(connection)
     terms = publish(connection, Limit(name="all", max=2, on_excess="queue"), PACE)
     run = begun(connection, "parent", terms)
     before = everything(server, base)
@@ -309,8 +309,8 @@ def test_a_command_that_fails_after_its_first_child_has_changed_nothing(server, 
     assert everything(server, base) == before
 
 
-def test_one_that_may_not_begin_again_is_left_as_it_is_to_the_letter(server, base, connection):
-    hire(connection)
+def test_a_run_whose_retry_is_rejected_is_unchanged_byte_for_byte(server, base, connection):
+    add_worker(connection)
     terms = publish(connection, Limit(name="all", max=1))
     run = begun(connection, "a", terms)
     ask(connection, r.PostEvent(run="a", event=RunEvent(kind="signal", key="k")), Posted)
@@ -322,8 +322,8 @@ def test_one_that_may_not_begin_again_is_left_as_it_is_to_the_letter(server, bas
 
 
 def test_a_run_that_starts_twice_at_one_moment_is_counted_twice(connection):
-    """It was let in, ended, and was let in again: that is two starts."""
-    hire(connection)
+    """It was admitted, ended, and was admitted again: that is two starts."""
+    add_worker(connection)
     terms = publish(connection, Limit(name="pace", max=2, per=SECOND))
     run = begun(connection, "a", terms)
     ask(connection, record(run, then=Finish("failed", "1")), Recorded)
@@ -335,8 +335,8 @@ def test_a_run_that_starts_twice_at_one_moment_is_counted_twice(connection):
 
 
 @pytest.mark.parametrize("text", ["{", "7", '{"limits":7}', '{"limits":[{"name":"all","max":"x"}]}'])
-def test_terms_that_cannot_be_read_are_named_and_cost_no_other_workflow_anything(server, base, connection, text):
-    hire(connection)
+def test_unreadable_limits_are_named_and_do_not_affect_other_workflows(server, base, connection, text):
+    add_worker(connection)
     terms = publish(connection, ONE)
     server.hset(base + "limits:terms", "mail", text)
     outcomes = connection.execute(
@@ -355,8 +355,8 @@ def test_terms_that_cannot_be_read_are_named_and_cost_no_other_workflow_anything
 
 
 @pytest.mark.parametrize("limits", ['[{"name":"all"}]', "[7]", "7", '[{"name":"all","max":1,"on_excess":"dance"}]'])
-def test_a_run_whose_limits_cannot_be_read_is_neither_let_in_nor_ended(server, base, connection, limits):
-    hire(connection)
+def test_a_run_with_unreadable_limits_is_neither_admitted_nor_ended(server, base, connection, limits):
+    add_worker(connection)
     terms = publish(connection, ONE)
     run = begun(connection, "a", terms)
     server.hset(base + "limits:terms", "order", f'{{"limits":{limits}}}')
@@ -368,8 +368,8 @@ def test_a_run_whose_limits_cannot_be_read_is_neither_let_in_nor_ended(server, b
     assert ask(connection, record(run, "x", request="y"), Recorded).done
 
 
-def test_one_who_waits_and_cannot_be_read_holds_nobody_up(server, base, connection):
-    hire(connection)
+def test_an_unreadable_queued_run_does_not_delay_others(server, base, connection):
+    add_worker(connection)
     terms = publish(connection, ONE)
     run = begun(connection, "a", terms)
     connection.execute([asked(name, terms) for name in "bcd"])
@@ -382,8 +382,8 @@ def test_one_who_waits_and_cannot_be_read_holds_nobody_up(server, base, connecti
 
 
 @pytest.mark.parametrize("places", ["7", "{", "[[]]", "[7]", '[["all",7]]'])
-def test_a_run_whose_places_cannot_be_read_is_refused_and_left_alone(server, base, connection, places):
-    hire(connection)
+def test_a_run_with_unreadable_limit_keys_is_refused_and_unchanged(server, base, connection, places):
+    add_worker(connection)
     run = begun(connection, "a", publish(connection, ONE))
     server.hset(base + "run:a", "places", places)
     before = everything(server, base)
@@ -393,8 +393,8 @@ def test_a_run_whose_places_cannot_be_read_is_refused_and_left_alone(server, bas
     assert everything(server, base) == before
 
 
-def test_looks_at_limits_write_nothing(server, connection):
-    hire(connection)
+def test_queries_about_limits_write_nothing(server, connection):
+    add_worker(connection)
     terms = publish(connection, Limit(name="all", max=1))
     begun(connection, "a", terms)
     before = server.info("persistence")["aof_current_size"]

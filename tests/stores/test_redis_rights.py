@@ -1,4 +1,4 @@
-"""What a user may do in a Redis: who lacks a command is told so when the first connection is made."""
+"""Rights of a user in a Redis: a missing right is an error when the first connection is opened."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from providers import REDISES
 from holdfast.errors import StoreUnusable
 from holdfast.stores.redis import permissions as redis_rights
 from holdfast.testing.builders import acquire
-from stores.redis_whole import commands_of_the_scripts
+from stores.redis_atomicity import commands_of_the_scripts
 
 
 @pytest.fixture(scope="module", params=REDISES, ids=lambda provider: provider.name)
@@ -29,7 +29,7 @@ def operator(own, monkeypatch):
 
 
 @pytest.mark.parametrize("name", redis_rights.NEEDED)
-def test_a_user_that_lacks_one_command_is_refused_at_connecting_and_told_which(own, operator, opened, name):
+def test_a_user_that_lacks_a_command_is_refused_at_connecting_with_its_name(own, operator, opened, name):
     operator.execute_command("ACL", "SETUSER", "app", "on", ">pw", "~*", "&*", "+@all", f"-{name}")
     store = opened(own.url.replace("redis://", "redis://app:pw@"))
     with pytest.raises(StoreUnusable, match=rf"does not allow this user {name},.*ACL SETUSER <user> \+{name.lower()} "):
@@ -41,11 +41,11 @@ def test_a_user_that_lacks_one_command_is_refused_at_connecting_and_told_which(o
     store.connect("commands").execute([acquire()])
 
 
-def test_all_the_commands_of_the_script_are_among_those_that_are_needed(operator):
+def test_all_commands_of_the_scripts_are_in_the_list_of_required_rights(operator):
     assert commands_of_the_scripts(operator) == set(redis_rights.NEEDED)
 
 
-def test_a_user_whose_rights_cannot_be_found_out_is_told_by_the_first_command(own, operator, opened):
+def test_a_user_whose_rights_cannot_be_read_gets_the_error_from_the_first_command(own, operator, opened):
     operator.execute_command("ACL", "SETUSER", "app", "on", ">pw", "~*", "&*", "+@all", "-eval", "-evalsha")
     store = opened(own.url.replace("redis://", "redis://app:pw@"))
     assert {finding.check: finding.level for finding in store.diagnose()}["rights"] == "warning"

@@ -22,7 +22,7 @@ from holdfast.testing.builders import SECOND, SLOT, START, acquire, read, renew,
 from holdfast.testing.proxy import Proxy
 from holdfast.testing.suite.run_locks import take
 from holdfast.testing.suite.runs import record, signal, start
-from stores.runs_asking import ask, by_the_rules, claim, driven, everything, hire, lease
+from stores.runs_asking import add_worker, ask, by_the_rules, claim, driven, everything, lease
 from stores.test_redis_faults import last_call, refused, user
 
 AT_ONCE = START - rule.LONG_AGO
@@ -36,8 +36,8 @@ def provider(request):
 # ---------------------------------------------------------------- one bad command
 
 
-def test_a_run_that_cannot_be_read_costs_its_neighbours_nothing_and_is_left_alone(server, base, connection):
-    hire(connection)
+def test_an_unreadable_run_does_not_affect_others_and_is_unchanged(server, base, connection):
+    add_worker(connection)
     parent, run, other = driven(connection, "p"), driven(connection, parent="p"), driven(connection, "o")
     server.hset(base + "run:p", "fence", "many")
     before = everything(server, base)
@@ -71,8 +71,8 @@ def test_a_run_that_cannot_be_read_costs_its_neighbours_nothing_and_is_left_alon
      ("created_at", ""), ("attributes", "{"), ("watchers", "7"), ("claims", "1.5"), ("fence", str(2**53)),
      ("last", b"\xff")],
 )  # fmt: skip
-def test_whatever_is_damaged_in_a_run_is_refused_and_left_alone(server, base, connection, part, value):
-    hire(connection)
+def test_any_damage_in_a_run_is_refused_and_unchanged(server, base, connection, part, value):
+    add_worker(connection)
     run = driven(connection)
     if part in ("run", "journal", "inbox"):
         server.delete(base + f"{part}:r")
@@ -96,8 +96,8 @@ def test_whatever_is_damaged_in_a_run_is_refused_and_left_alone(server, base, co
     assert (server.dump(base + "run:r"), server.dump(base + "journal:r"), server.dump(base + "inbox:r")) == before
 
 
-def test_a_damaged_run_does_not_hide_those_that_are_due_after_it(server, base, connection, clock):
-    hire(connection)
+def test_a_damaged_run_does_not_hide_due_runs_after_it(server, base, connection, clock):
+    add_worker(connection)
     connection.execute([start(name) for name in "abc"])
     server.hset(base + "run:a", "status", "dancing")
     server.delete(base + "run:b", base + "journal:b")
@@ -109,17 +109,17 @@ def test_a_damaged_run_does_not_hide_those_that_are_due_after_it(server, base, c
     assert isinstance(connection.execute([claim(runs=("a",))])[0], c.Failed)
 
 
-def test_a_run_that_is_no_text_does_not_hide_those_that_are_due_after_it(server, base, connection):
-    hire(connection)
+def test_a_run_that_is_no_text_does_not_hide_due_runs_after_it(server, base, connection):
+    add_worker(connection)
     connection.execute([start(name) for name in "ab"])
     server.hset(base + "run:a", "last", b"\xff")
     assert [one.run.id for one in ask(connection, claim(), Claimed).claims] == ["b"]
     assert ask(connection, claim(), Claimed).claims == ()
 
 
-def test_a_damaged_run_of_a_dead_worker_keeps_no_other_from_being_freed(server, base, connection, clock):
-    hire(connection, "w.1", seconds=1)
-    hire(connection, "v.1")
+def test_a_damaged_orphan_does_not_prevent_the_release_of_others(server, base, connection, clock):
+    add_worker(connection, "w.1", seconds=1)
+    add_worker(connection, "v.1")
     for name in "abc":
         driven(connection, name)
     server.hdel(base + "run:a", "fence")
@@ -128,8 +128,8 @@ def test_a_damaged_run_of_a_dead_worker_keeps_no_other_from_being_freed(server, 
     assert [one.run.id for one in ask(connection, claim("v.1"), Claimed).claims] == ["a", "c"]
 
 
-def test_a_run_whose_outside_lock_cannot_be_read_is_left_alone_and_hides_nobody(server, base, connection):
-    hire(connection)
+def test_a_run_with_an_unreadable_run_lock_is_not_claimed_and_hides_no_other(server, base, connection):
+    add_worker(connection)
     connection.execute([start("a"), start("b")])
     server.set(base + "lock:run/order/a", "{")
     assert [one.run.id for one in ask(connection, claim(), Claimed).claims] == ["b"]
@@ -137,8 +137,8 @@ def test_a_run_whose_outside_lock_cannot_be_read_is_left_alone_and_hides_nobody(
     assert "run/order/a" in str(named.error)
 
 
-def test_a_child_whose_parent_cannot_be_read_is_not_ended_by_half(server, base, connection, clock):
-    hire(connection)
+def test_the_end_of_a_child_with_an_unreadable_parent_changes_nothing(server, base, connection, clock):
+    add_worker(connection)
     connection.execute([start("p", type="mail"), start("c", parent="p"), start("d")])
     server.hset(base + "run:c", "crashes", "5")
     server.set(base + "inbox-keys:p", "mine")
@@ -161,7 +161,7 @@ def test_a_child_whose_parent_cannot_be_read_is_not_ended_by_half(server, base, 
 
 @pytest.mark.parametrize(("field", "value"), [(None, "mine"), ("past", "7"), ("past", "{"), ("version", "many")])
 def test_a_record_whose_slot_cannot_be_read_is_refused_and_changes_nothing(server, base, connection, field, value):
-    hire(connection)
+    add_worker(connection)
     run, other = driven(connection), driven(connection, "o")
     if field is None:
         server.set(base + "slot:global::k", value)
@@ -186,7 +186,7 @@ def test_a_journal_without_its_run_is_not_written_to(server, base, connection):
     assert set(everything(server, base)) == {"journal:r"}
 
 
-def test_commands_of_every_kind_are_answered_at_their_own_places_and_in_order(connection):
+def test_outcomes_of_commands_of_every_kind_are_in_order(connection):
     outcomes = connection.execute(
         [
             claim(),
@@ -214,7 +214,7 @@ def test_commands_of_every_kind_are_answered_at_their_own_places_and_in_order(co
 
 
 def test_a_lease_of_a_newer_version_counts_and_keeps_its_fields(server, base, connection, clock):
-    hire(connection)
+    add_worker(connection)
     name = base + "lock:worker/w.1"
     planted = server.get(name).replace('"fence"', '"newer":[1],"fence"', 1)
     server.set(name, planted)
@@ -222,13 +222,13 @@ def test_a_lease_of_a_newer_version_counts_and_keeps_its_fields(server, base, co
     assert [type(outcome).__name__ for outcome in connection.execute(batch)] == ["Renewed", "Started", "Claimed"]
     clock.pass_by(31)
     assert type(connection.execute([claim()])[0]).__name__ == "WorkerGone"
-    hire(connection, "v.1")
+    add_worker(connection, "v.1")
     assert [one.run.id for one in ask(connection, claim("v.1"), Claimed).claims] == ["r"]
     assert '"newer":[1]' in server.get(name)
 
 
-def test_a_command_about_runs_sees_what_the_client_has_made_of_a_newer_lease(server, base, connection):
-    hire(connection)
+def test_a_command_about_runs_sees_a_newer_lease_that_the_client_has_written(server, base, connection):
+    add_worker(connection)
     name = base + "lock:worker/w.1"
     server.set(name, server.get(name).replace('"fence"', '"newer":[1],"fence"', 1))
     release = c.Release(key="worker/w.1", id="w.1", token=START)
@@ -237,7 +237,7 @@ def test_a_command_about_runs_sees_what_the_client_has_made_of_a_newer_lease(ser
     assert names == ["Released", "WorkerGone", "Granted", "Claimed", "Started"]
 
 
-def test_a_start_needs_no_worker_that_can_be_read(server, base, connection):
+def test_a_start_does_not_need_a_readable_worker(server, base, connection):
     server.hset(base + "workers", "v.1", "{")
     ask(connection, start(), Started)
     (outcome,) = connection.execute([r.ListWorkers()])
@@ -245,7 +245,7 @@ def test_a_start_needs_no_worker_that_can_be_read(server, base, connection):
 
 
 def test_a_damaged_lease_is_named(server, base, connection):
-    hire(connection)
+    add_worker(connection)
     server.set(base + "lock:worker/w.1", "{")
     (outcome,) = connection.execute([claim()])
     assert isinstance(outcome.error, RecordUnreadable)
@@ -291,8 +291,8 @@ AGAIN = {
 
 
 def setting(connection):
-    """A run that is driven, one that waits, one that has ended with an event; and one that keeps others out."""
-    hire(connection)
+    """A run that is driven, one that waits, one that has ended with an event; and one that fills a limit."""
+    add_worker(connection)
     ask(connection, r.PublishLimits(workflow="mail", terms=LIMITED), LimitsPublished)
     places = (LimitKey("all"), LimitKey("pace"))
     ask(connection, start("limited", type="mail", places=places, terms=LIMITED.digest), Started)
@@ -304,7 +304,7 @@ def setting(connection):
 
 
 @pytest.mark.parametrize("command", AGAIN.values(), ids=AGAIN)
-def test_a_reply_that_is_lost_on_the_way_changes_no_effect_on_runs(*, kind, server, opened, clock, url, base, command):
+def test_a_lost_reply_changes_no_effect_on_runs(*, kind, server, opened, clock, url, base, command):
     shared = real_servers.shared(kind)
     with Proxy(shared.host, shared.port) as proxy:
         store = opened(proxy.url_for(url), clock=clock)
@@ -326,7 +326,7 @@ def test_a_reply_that_is_lost_on_the_way_changes_no_effect_on_runs(*, kind, serv
 
 
 @pytest.mark.parametrize("command", AGAIN.values(), ids=AGAIN)
-def test_a_server_that_has_forgotten_the_script_carries_the_command_out_once(opened, tmp_path, command, quiet):
+def test_a_command_is_executed_once_after_the_server_has_lost_its_scripts(opened, tmp_path, command, quiet):
     own, operator, clock = quiet
     connection = opened(f"{own.url}?prefix={tmp_path.name}", clock=clock).connect("commands")
     asked = command(setting(connection))
@@ -353,14 +353,14 @@ def quiet(own_server, clock):
 # ---------------------------------------------------------------- hints
 
 
-def test_workers_and_watchers_are_told_by_name(opened, url):
-    """A worker that could drive it, its driver, and whoever waits for its end."""
+def test_workers_and_clients_that_wait_for_a_result_are_notified_by_name(opened, url):
+    """A worker that could drive it, its driver, and a client that waits for its end."""
     store = opened(url)
     connection, heard = store.connect("commands"), {"w": [], "x": []}
     watches = [store.watch(channel, told.append) for channel, told in heard.items()]
     try:
         eventually(lambda: all(heard.values()))  # the subscriptions have begun
-        hire(connection)
+        add_worker(connection)
         ask(connection, start(), Started)
         eventually(lambda: heard["w"][1:] == [["w.run/r"]])
         (one,) = ask(connection, claim(), Claimed).claims
@@ -376,10 +376,10 @@ def test_workers_and_watchers_are_told_by_name(opened, url):
 # ---------------------------------------------------------------- what it costs
 
 
-def test_entries_of_a_driven_run_take_the_short_way(url, server, opened, clock, monkeypatch):
-    """Otherwise nobody would notice that it is never taken: the long way gives the same answers."""
+def test_entries_of_a_driven_run_use_the_fast_path(url, server, opened, clock, monkeypatch):
+    """Otherwise no test would notice that it is never used: the rules have the same outcomes."""
     connection = opened(url, clock=clock).connect("commands")
-    hire(connection)
+    add_worker(connection)
     run = driven(connection)
     monkeypatch.setattr(RedisSource, "read", by_the_rules)
     for n in range(3):
@@ -387,11 +387,11 @@ def test_entries_of_a_driven_run_take_the_short_way(url, server, opened, clock, 
     assert ask(connection, record(run, at=7, request="q.9"), Recorded).done
 
 
-def test_entries_end_the_suspicion_that_a_run_kills_its_workers(connection, clock):
-    hire(connection, seconds=1)
+def test_new_entries_reset_the_crash_count_of_a_run(connection, clock):
+    add_worker(connection, seconds=1)
     driven(connection)
     clock.pass_by(2)
-    hire(connection, "v.1")
+    add_worker(connection, "v.1")
     (claimed,) = ask(connection, claim("v.1"), Claimed).claims
     assert claimed.run.crashes == 1
     ask(connection, record(claimed.run, "x"), Recorded)
@@ -399,8 +399,8 @@ def test_entries_end_the_suspicion_that_a_run_kills_its_workers(connection, cloc
     assert seen.claim.run.crashes == 0
 
 
-def test_a_driver_who_adds_entries_is_told_of_what_came_meanwhile(connection):
-    hire(connection)
+def test_a_driver_that_adds_entries_gets_the_events_that_arrived_meanwhile(connection):
+    add_worker(connection)
     run = driven(connection)
     ask(connection, signal(), Posted)
     told = ask(connection, record(run, "x", seen=0), Recorded)
@@ -411,7 +411,7 @@ def test_a_driver_who_adds_entries_is_told_of_what_came_meanwhile(connection):
     assert [event.number for event in told.events] == [2]
 
 
-def test_looks_at_runs_write_nothing(server, connection):
+def test_queries_about_runs_write_nothing(server, connection):
     run = setting(connection)
     before = server.info("persistence")["aof_current_size"]
     looks = [r.ReadRun(run="r", history=True), r.ListRuns(), r.CountRuns(), r.ListOwnedRuns(worker="w.1")]
@@ -437,7 +437,7 @@ def test_a_full_memory_refuses_a_record_and_changes_nothing(quiet, opened):
     assert everything(operator, "holdfast:{default}:") == before
 
 
-def test_the_rights_of_the_page_are_enough_for_runs_too(quiet, opened):
+def test_the_rights_of_the_documentation_are_sufficient_for_runs_too(quiet, opened):
     own, operator, clock = quiet
     user(operator, "app")
     connection = opened(own.url.replace("redis://", "redis://app:pw@"), clock=clock).connect("commands")
@@ -456,7 +456,7 @@ def test_the_rights_of_the_page_are_enough_for_runs_too(quiet, opened):
     for name in ("one", "two", "three"):
         clock.pass_by(1)
         ask(connection, start(name, places=(LimitKey("pace"),), terms=paced.digest), Started)
-    hire(connection)
+    add_worker(connection)
     user(operator, "viewer")
     viewer = opened(own.url.replace("redis://", "redis://viewer:pw@"), clock=clock).connect("queries")
     looks = [r.ReadRun(run="r", history=True), r.ListRuns(), r.ListRuns(after=(START, "r"), wanted=RunFilter(until=1)),

@@ -1,4 +1,5 @@
-"""Many runs at once in a Redis: each is claimed once, nothing is too long, and no page keeps the server for long."""
+"""Many runs at once in a Redis: each is claimed once, no command is too long, and no page blocks the server for
+long."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from holdfast.rules.runs.repository import RunFilter
 from holdfast.stores.redis import writing as redis_writing
 from holdfast.testing.builders import START
 from holdfast.testing.suite.runs import record, signal, start
-from stores.runs_asking import ask, claim, hire
+from stores.runs_asking import add_worker, ask, claim
 
 AT_ONCE = START - rule.LONG_AGO
 
@@ -26,7 +27,7 @@ def provider(request):
     return request.param
 
 
-def test_runs_that_are_due_are_each_claimed_once_by_two_who_claim_at_once(opened, url):
+def test_two_concurrent_workers_claim_each_due_run_once(opened, url):
     store = opened(url)
     connection = store.connect("commands")
     for first in range(0, 2_000, 500):
@@ -35,12 +36,12 @@ def test_runs_that_are_due_are_each_claimed_once_by_two_who_claim_at_once(opened
 
     def work(worker):
         mine = store.connect("commands")
-        hire(mine, worker)
+        add_worker(mine, worker)
         taken = found[worker] = []
         together.wait(30)
         while claims := ask(mine, claim(worker, limit=37), Claimed).claims:
             if not taken:
-                together.wait(30)  # on a busy machine one might have all of them before the other begins
+                together.wait(30)  # on a busy machine one worker might claim all of them before the other begins
             taken += [(one.run.id, one.run.worker, one.entries) for one in claims]
 
     threads = [threading.Thread(target=work, args=(worker,)) for worker in ("w.1", "v.1")]
@@ -54,7 +55,7 @@ def test_runs_that_are_due_are_each_claimed_once_by_two_who_claim_at_once(opened
     assert all(worker in found and entries == ("1",) for _, worker, entries in everyone)
 
 
-def test_more_events_with_keys_than_one_command_carries_are_removed_at_once(connection, server, base):
+def test_more_keyed_events_than_one_redis_command_takes_are_removed_at_once(connection, server, base):
     """A script sends at most about 8,000 values with one command."""
     ask(connection, start("r"), Started)
     many = 8_100
@@ -71,7 +72,7 @@ def test_a_command_that_is_too_long_for_a_script_is_refused_before_the_first_wri
     connection, server, base, monkeypatch
 ):
     monkeypatch.setattr(redis_writing, "AT_ONCE", 10_000)
-    hire(connection)
+    add_worker(connection)
     run = ask(connection, start("r", worker="w.1"), Started).run
     before = {name: server.dump(name) for name in server.keys(base + "run*")}
     (failed,) = connection.execute([record(run, *map(str, range(9_000)), then=Park(0))])
@@ -81,7 +82,7 @@ def test_a_command_that_is_too_long_for_a_script_is_refused_before_the_first_wri
 
 
 def test_a_thousand_runs_with_journals_and_inboxes_are_claimed_in_one_batch(connection):
-    hire(connection)
+    add_worker(connection)
     entries = tuple(f'["step {n}"]' for n in range(1_200))
     runs = [outcome.run for outcome in connection.execute([start(f"r{n:04}", worker="w.1") for n in range(1_000)])]
     done = connection.execute([record(run, *entries[:3], then=Park(0)) for run in runs])
@@ -102,26 +103,27 @@ def test_a_thousand_runs_with_journals_and_inboxes_are_claimed_in_one_batch(conn
     assert (freed[1].counts, freed[2].runs) == ({"order": 1_000}, {})
 
 
-def test_the_runs_of_a_dead_worker_are_freed_a_thousand_at_a_time_by_their_ids(connection, clock):
-    hire(connection, "w.1", seconds=1)
+def test_orphans_are_released_a_thousand_at_a_time_in_order_of_their_ids(connection, clock):
+    add_worker(connection, "w.1", seconds=1)
     names = [f"r{n:04}" for n in range(1_100)]
     for name in reversed(names):
         clock.now += 1
         connection.execute([start(name, worker="w.1")])
     clock.pass_by(2)
-    hire(connection, "v.1")
+    add_worker(connection, "v.1")
     assert [one.run.id for one in ask(connection, claim("v.1", limit=5_000), Claimed).claims] == names[:1_000]
     assert [one.run.id for one in ask(connection, claim("v.1", limit=5_000), Claimed).claims] == names[1_000:]
 
 
-def test_a_parent_that_is_claimed_with_the_end_of_its_child_has_not_seen_it_yet(connection, clock):
-    """One claim stops a child that kills its workers, and gives its parent: the event must not be lost in between."""
+def test_a_parent_claimed_together_with_the_end_of_its_child_has_an_unread_event(connection, clock):
+    """One claim stops a child that crashes its workers, and claims its parent: the event must not be lost in
+    between."""
     ask(connection, start("child", parent="parent"), Started)
     for life in range(rule.POISONED):
-        hire(connection, f"w.{life}", seconds=0.5)
+        add_worker(connection, f"w.{life}", seconds=0.5)
         assert ask(connection, claim(f"w.{life}"), Claimed).claims
         clock.pass_by(0.6)
-    hire(connection, "v.1")
+    add_worker(connection, "v.1")
     ask(connection, start("parent"), Started)
     (parent,) = ask(connection, claim("v.1"), Claimed).claims
     assert [(event.kind, event.name) for event in parent.events] == [("child", "child")]
@@ -129,8 +131,8 @@ def test_a_parent_that_is_claimed_with_the_end_of_its_child_has_not_seen_it_yet(
     assert ask(connection, signal("parent"), Posted).number == 2
 
 
-def test_a_page_that_finds_nothing_among_many_says_where_to_go_on(connection, clock):
-    """No script keeps the server for long: it looks at two thousand, and is asked again."""
+def test_an_empty_page_among_many_runs_returns_a_cursor(connection, clock):
+    """No script blocks the server for long: it reads two thousand runs, and is called again."""
     for first in range(0, 5_000, 1_000):
         block = range(first, first + 1_000)
         connection.execute([start(f"r{n:04}", attributes={"a": n <= 2_500, "b": n >= 2_500}) for n in block])
@@ -148,7 +150,7 @@ def test_a_page_that_finds_nothing_among_many_says_where_to_go_on(connection, cl
     assert ids == [f"r{n:04}" for block in blocks for n in block]
 
 
-def test_a_page_begins_after_any_cursor_also_one_that_nobody_is_at(connection, clock):
+def test_a_page_begins_after_any_cursor_even_one_without_a_run(connection, clock):
     connection.execute([start(f"r{n}") for n in range(10)])
     for cursor, first in (((START, "r5x"), "r5"), ((START, "r5"), "r4"), ((START, ""), None), ((START + 1, ""), "r9")):
         page = ask(connection, r.ListRuns(after=cursor, limit=1), RunPage)

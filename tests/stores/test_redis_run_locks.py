@@ -1,4 +1,4 @@
-"""Locks of runs in a Redis: how they are stored, who is told, and that nothing is half done where all is not well."""
+"""Locks of runs in a Redis: how they are stored, who is notified, and that nothing is half done after damage."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from holdfast.testing.run_lock_histories import KEYS, RunLockHistoryGenerator
 from holdfast.testing.suite.comparison import unversioned
 from holdfast.testing.suite.run_locks import give, take
 from holdfast.testing.suite.runs import record, signal
-from stores.runs_asking import ask, by_the_rules, claim, driven, everything, hire
+from stores.runs_asking import add_worker, ask, by_the_rules, claim, driven, everything
 from stores.test_redis_conformance import made_strange
 
 AT_ONCE = START - rule.LONG_AGO
@@ -40,8 +40,8 @@ def provider(request):
 
 @pytest.fixture
 def drives(connection):
-    """Runs that a living worker drives."""
-    hire(connection)
+    """Runs that are driven by a worker with a valid lease."""
+    add_worker(connection)
 
     def some(*names):
         return [driven(connection, name) for name in names]
@@ -69,8 +69,8 @@ def changes(before, after):
 # ---------------------------------------------------------------- layout
 
 
-def test_the_layout_of_what_a_run_has_is_this_one(server, base, connection, drives):
-    """A stored format: changing it needs a way for those who have it already."""
+def test_the_layout_of_locks_of_runs_is_this_one(server, base, connection, drives):
+    """A stored format: changing it needs a migration."""
     (run,) = drives("r")
     wants(connection, run, take(2, 'é "k"'), take(1, "s", kind="semaphore", permits=3, ttl=SECOND))
     wants(connection, run, stuck=("c", 'ä"'))
@@ -87,7 +87,7 @@ def test_the_layout_of_what_a_run_has_is_this_one(server, base, connection, driv
     assert stored["keys"] == [("s", 0), ("worker/w.1", 0), ('é "k"', 0)]
 
 
-def test_a_run_that_waits_is_settled_with_what_is_due(server, base, connection, drives):
+def test_a_waiting_run_is_settled_with_due_records(server, base, connection, drives):
     (run,) = drives("r")
     ask(connection, acquire("k", ttl=1), out.Granted)
     wants(connection, run, take(7), then=Park(None))
@@ -99,7 +99,7 @@ def test_a_run_that_waits_is_settled_with_what_is_due(server, base, connection, 
     assert stored["runs:due:order"] == [("r", AT_ONCE)]
 
 
-def test_a_run_that_ends_or_begins_again_leaves_no_field_behind(server, base, connection, drives):
+def test_a_run_that_ends_or_is_retried_leaves_no_lock_field_behind(server, base, connection, drives):
     a, b = drives("a", "b")
     wants(connection, a, take())
     wants(connection, a, stuck=(), then=Park(None))
@@ -151,16 +151,16 @@ def test_numbers_that_are_too_large_or_not_whole_are_refused(server, base, conne
     assert everything(server, base) == before
 
 
-# ---------------------------------------------------------------- who is told
+# ---------------------------------------------------------------- hints and events
 
 
-def test_a_worker_hears_that_its_run_was_offered_a_lock_and_nobody_else_does(opened, url):
+def test_only_the_worker_of_a_run_is_notified_of_an_offer_to_the_run(opened, url):
     store = opened(url)
     connection, heard = store.connect("commands"), {"w": [], "x": [], "run:1:r": []}
     watches = [store.watch(channel, told.append) for channel, told in heard.items()]
     try:
         eventually(lambda: all(heard.values()))  # the subscriptions have begun
-        hire(connection)
+        add_worker(connection)
         run = driven(connection)
         held = ask(connection, acquire("k", "y.1"), out.Granted)
         wants(connection, run, take())
@@ -176,7 +176,7 @@ def test_a_worker_hears_that_its_run_was_offered_a_lock_and_nobody_else_does(ope
             watch.close()
 
 
-def test_a_run_that_waits_like_a_client_is_told_as_well(connection, drives):
+def test_a_run_that_waits_like_a_client_gets_an_event_too(connection, drives):
     drives("r")
     held = ask(connection, acquire("k"), out.Granted)
     ask(connection, wait("k", "run:3:r"), out.Queued)
@@ -184,7 +184,7 @@ def test_a_run_that_waits_like_a_client_is_told_as_well(connection, drives):
     assert inbox(connection, "r") == [("lock", "3")]
 
 
-def test_a_run_is_told_of_its_locks_in_the_order_of_the_batch(server, base, connection, drives):
+def test_lock_events_of_a_run_are_in_the_order_of_the_batch(server, base, connection, drives):
     (run,) = drives("r")
     held = connection.execute([acquire("newer"), acquire("plain")])
     wants(connection, run, take(1, "newer"), take(2, "plain"))
@@ -194,7 +194,7 @@ def test_a_run_is_told_of_its_locks_in_the_order_of_the_batch(server, base, conn
     assert inbox(connection, "r") == [("lock", "1"), ("lock", "2")]
 
 
-def test_an_attempt_that_only_looks_like_a_run_s_harms_nobody(connection):
+def test_an_attempt_id_that_only_resembles_that_of_a_run_has_no_effect_on_runs(connection):
     held = ask(connection, acquire("k"), out.Granted)
     for name in ("run:7:nobody", "run:", "run:x:y"):
         ask(connection, wait("k", name), out.Queued)
@@ -227,8 +227,8 @@ def test_commands_of_one_batch_see_each_other_in_order(connection, drives):
     assert outcomes[5].record.holders[0].id == "run:1:r"
 
 
-def test_what_a_run_that_begins_again_offers_to_itself_can_be_forgotten(server, base, connection, drives):
-    """Of two asks for one lock the first is given back first, which offers it to the second."""
+def test_an_offer_of_a_retried_run_to_itself_is_released(server, base, connection, drives):
+    """Of two requests for one lock the first is released first, which offers it to the second."""
     (run,) = drives("r")
     wants(connection, run, take(1), take(2), then=Park(None))
     ask(connection, r.ReviveRun(run="r", fence=run.fence, keep=1, forget=(1,), request="q"), Posted)
@@ -240,7 +240,7 @@ def test_what_a_run_that_begins_again_offers_to_itself_can_be_forgotten(server, 
 
 
 @pytest.mark.parametrize("bad", ["{", "7", b"\xff", '{"fence":1,"version":1.0}', None])
-def test_an_ask_for_a_lock_that_cannot_be_read_changes_nothing(server, base, connection, drives, bad):
+def test_a_request_for_an_unreadable_lock_changes_nothing(server, base, connection, drives, bad):
     run, other = drives("r", "o")
     wants(connection, run, take(5, "mine"))
     if bad is None:
@@ -265,7 +265,7 @@ def test_an_ask_for_a_lock_that_cannot_be_read_changes_nothing(server, base, con
     assert server.exists(base + "lock:good", base + "slot:global::k") == 0
 
 
-def test_a_run_that_cannot_be_read_keeps_nobody_from_giving_back(server, base, connection, drives):
+def test_an_unreadable_run_does_not_prevent_a_release(server, base, connection, drives):
     a, b, d = drives("a", "b", "d")
     wants(connection, a, take(kind="semaphore", permits=2, weight=2))
     wants(connection, b, take(kind="semaphore", permits=2), then=Park(None))
@@ -277,7 +277,7 @@ def test_a_run_that_cannot_be_read_keeps_nobody_from_giving_back(server, base, c
     assert changes(before, after) == {"lock:k", "run:a", "run:d", "inbox:d", "runs:due:order"}
 
 
-def test_a_worker_that_cannot_be_read_keeps_nobody_from_being_told(server, base, connection, drives):
+def test_an_unreadable_worker_does_not_prevent_an_offer(server, base, connection, drives):
     (run,) = drives("r")
     held = ask(connection, acquire("k"), out.Granted)
     wants(connection, run, take(), then=Park(None))
@@ -288,7 +288,7 @@ def test_a_worker_that_cannot_be_read_keeps_nobody_from_being_told(server, base,
     assert inbox(connection, "r") == [("lock", "1")]
 
 
-def test_a_lock_that_cannot_be_read_is_left_as_it_is_when_its_run_ends(server, base, connection, drives):
+def test_an_unreadable_lock_is_unchanged_when_its_run_ends(server, base, connection, drives):
     run, poisoned = drives("r", "p")
     wants(connection, run, take(1, "bad"))
     wants(connection, poisoned, take(1, "good"), take(2, "bad"), then=Park(0))
@@ -302,7 +302,7 @@ def test_a_lock_that_cannot_be_read_is_left_as_it_is_when_its_run_ends(server, b
 
 
 @pytest.mark.parametrize("bad", ["7", "[7]", '[["a","k"]]', '[[1.5,"k"]]', "[[1]]", "{"])
-def test_what_a_run_has_must_be_told_as_it_should_be(server, base, connection, drives, bad):
+def test_malformed_lock_fields_of_a_run_are_refused(server, base, connection, drives, bad):
     (run,) = drives("r")
     server.hset(base + "run:r", "locks", bad)
     before = everything(server, base)
@@ -322,7 +322,7 @@ def make_newer(server, base, *keys):
         server.set(base + f"lock:{key}", text.replace('"fence"', NEWER, 1))
 
 
-def test_locks_of_a_newer_version_are_taken_and_given_back_and_keep_their_fields(server, base, connection, drives):
+def test_locks_of_a_newer_version_are_acquired_and_released_and_keep_their_fields(server, base, connection, drives):
     a, b = drives("a", "b")
     wants(connection, a, take(1, "j"), take(2, "k"))
     ask(connection, acquire("free"), out.Granted)
@@ -354,7 +354,7 @@ def test_locks_of_a_newer_version_are_taken_and_given_back_and_keep_their_fields
         assert decode(key, text).holders == ()
 
 
-def test_a_newer_lock_that_somebody_changes_meanwhile_is_decided_anew(server, base, connection, drives, monkeypatch):
+def test_a_newer_lock_that_changes_during_a_decision_is_decided_again(server, base, connection, drives, monkeypatch):
     (run,) = drives("r")
     held = ask(connection, acquire("k"), out.Granted)
     make_newer(server, base, "k")
@@ -374,7 +374,7 @@ def test_a_newer_lock_that_somebody_changes_meanwhile_is_decided_anew(server, ba
     assert [holder.id for holder in decode("k", server.get(base + "lock:k")).holders] == ["run:1:r"]
 
 
-def test_a_newer_lock_that_others_change_all_the_time_is_given_up(server, base, connection, drives, monkeypatch):
+def test_a_newer_lock_that_changes_all_the_time_is_given_up(server, base, connection, drives, monkeypatch):
     (run,) = drives("r")
     ask(connection, acquire("k"), out.Granted)
     make_newer(server, base, "k")
@@ -393,7 +393,7 @@ def test_a_newer_lock_that_others_change_all_the_time_is_given_up(server, base, 
 
 
 @pytest.mark.parametrize("kind", ["valkey", "redis"])
-def test_a_random_history_with_locks_of_a_newer_version_has_the_answers_that_the_rules_say(kind, tmp_path):
+def test_a_random_history_with_locks_of_a_newer_version_has_the_outcomes_of_the_rules(kind, tmp_path):
     url, clock, strange = PROVIDERS[kind].url(tmp_path), ManualClock(), 0
     with redis.Redis.from_url(url.partition("?")[0]) as client:
         for seed in range(25):
@@ -426,9 +426,9 @@ def test_a_random_history_with_locks_of_a_newer_version_has_the_answers_that_the
 # ---------------------------------------------------------------- what it costs
 
 
-def test_entries_of_a_run_that_holds_a_lock_take_the_short_way(url, server, opened, clock, monkeypatch):
+def test_entries_of_a_run_that_holds_a_lock_use_the_fast_path(url, server, opened, clock, monkeypatch):
     connection = opened(url, clock=clock).connect("commands")
-    hire(connection)
+    add_worker(connection)
     run = driven(connection)
     wants(connection, run, take())
     with monkeypatch.context() as patch:
@@ -440,7 +440,7 @@ def test_entries_of_a_run_that_holds_a_lock_take_the_short_way(url, server, open
     assert (seen.stuck, seen.locks) == (None, ((1, "k"),))
 
 
-def test_a_refused_driver_s_asks_are_not_carried_out(server, base, connection, drives):
+def test_lock_requests_of_a_refused_driver_are_not_executed(server, base, connection, drives):
     (run,) = drives("r")
     before = everything(server, base)
     stale = replace(run, fence=run.fence - 1)
@@ -454,7 +454,7 @@ def test_a_refused_driver_s_asks_are_not_carried_out(server, base, connection, d
     assert everything(server, base) == before
 
 
-def test_what_an_ask_said_can_be_seen_again(connection, clock, drives):
+def test_a_repeated_lock_request_returns_the_same_outcome(connection, clock, drives):
     (run,) = drives("r")
     ask(connection, acquire("held"), out.Granted)
     lock_requests = take(1, "a", ttl=SECOND), take(2, "held"), give(3, "c"), take(4, "d")
@@ -468,7 +468,7 @@ def test_what_an_ask_said_can_be_seen_again(connection, clock, drives):
     assert [answers.what for answers in again.answers] == ["unknown", "queued", "given", "unknown"]
 
 
-def test_nothing_is_told_to_a_run_that_has_ended(connection, drives):
+def test_a_run_that_has_ended_gets_no_lock_event(connection, drives):
     (run,) = drives("r")
     held = ask(connection, acquire("k"), out.Granted)
     wants(connection, run, take())

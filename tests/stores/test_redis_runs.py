@@ -1,4 +1,4 @@
-"""Runs in a Redis: where they are, and that texts and numbers are kept to the letter."""
+"""Runs in a Redis: their layout, and that texts and numbers are kept exactly."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from holdfast.rules.slot import SlotSeen, Swap
 from holdfast.testing.builders import ME, SECOND, SLOT, START, read, swap
 from holdfast.testing.run_histories import RunHistoryGenerator, RunModel
 from holdfast.testing.suite.runs import record, signal, start
-from stores.runs_asking import ask, claim, driven, everything, hire
+from stores.runs_asking import add_worker, ask, claim, driven, everything
 
 AT_ONCE = START - rule.LONG_AGO
 
@@ -31,8 +31,8 @@ def provider(request):
 
 
 def test_the_layout_of_runs_is_this_one(server, base, connection):
-    """A stored format: changing it needs a way for those who have it already."""
-    hire(connection)
+    """A stored format: changing it needs a migration."""
+    add_worker(connection)
     parent = driven(connection, "p", key="k:1", attributes={"customer": "acme", "n": 1})
     child = NewRun(id="p/1", type="mail@*", input="[1.50]", request="q.1", parent="p", root="p")
     connection.execute(
@@ -79,7 +79,7 @@ def test_the_layout_of_runs_is_this_one(server, base, connection):
 
 
 def test_the_layout_of_a_slot_that_was_written_with_a_record_is_this_one(server, base, connection):
-    hire(connection)
+    add_worker(connection)
     run = driven(connection)
     connection.execute([swap("a.1"), swap("b.1", reserve=SECOND)])
     ask(connection, record(run, "x", request="3.2", swap=Swap(SLOT, "a.1", 1, '{"n": 1}')), Recorded)
@@ -91,7 +91,7 @@ def test_the_layout_of_a_slot_that_was_written_with_a_record_is_this_one(server,
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_every_index_says_what_the_runs_say(server, base, connection, clock, seed):
+def test_every_index_matches_the_runs(server, base, connection, clock, seed):
     model, generator, told = RunModel(), RunHistoryGenerator(seed), 0
     while told < 200:
         clock.pass_by(generator.time_passes() + generator.clock_jumps())
@@ -151,8 +151,8 @@ TEXTS = ["", "1.50", "1e400", '"\\u0000\\ud83d\\ude00"', "\x00", "\x7f\n\r\t", "
 
 
 @pytest.mark.parametrize("text", TEXTS, ids=lambda text: repr(text[:20]))
-def test_every_text_comes_back_byte_for_byte(connection, text):
-    hire(connection)
+def test_every_text_is_read_back_byte_for_byte(connection, text):
+    add_worker(connection)
     run = driven(connection, input=text, attributes={"a": text})
     assert run.attributes == {"a": text}
     event = RunEvent(kind="signal", name=text, payload=text, key=f"k{text}")
@@ -175,7 +175,7 @@ def test_every_text_comes_back_byte_for_byte(connection, text):
 @pytest.mark.parametrize("name", ["", '"', "\\", "{", "}", "*", "é😀", "\n", "\x00", "%", "/", ":", "a:b"])
 def test_any_text_may_be_an_id_a_type_a_worker_and_a_key(connection, name):
     worker = f"w.{name}"
-    hire(connection, worker, name)
+    add_worker(connection, worker, name)
     run = ask(connection, start(f"r{name}", type=name, key=f"k{name}", worker=worker), Started).run
     assert (run.id, run.type, run.worker, run.key) == (f"r{name}", name, worker, f"k{name}")
     assert ask(connection, r.ReadRun(run=run.id), RunSeen).holder == f"worker {worker}"
@@ -188,8 +188,8 @@ def test_any_text_may_be_an_id_a_type_a_worker_and_a_key(connection, name):
     assert [one.id for one in page.runs] == [run.id]
 
 
-def test_a_run_whose_outside_lock_has_a_slash_or_a_percent_is_left_alone_too(connection):
-    hire(connection, "w.1", "a/b%")
+def test_a_run_lock_with_a_slash_or_a_percent_in_its_key_is_respected_too(connection):
+    add_worker(connection, "w.1", "a/b%")
     ask(connection, start("x/y%", type="a/b%"), Started)
     key = rule.run_key("a/b%", "x/y%")
     connection.execute([c.Acquire(key=key, id="z.1", label=ME, kind="run", ttl=SECOND)])
@@ -205,7 +205,7 @@ ENLIST = r.RegisterWorker(worker="w.1", name="w", types=("order",))
 def test_fences_of_one_moment_are_distinct_to_the_last_digit(connection, clock, server, base):
     """Fourteen digits, as Lua writes numbers by itself, would make them equal."""
     clock.now += 123_457
-    hire(connection)
+    add_worker(connection)
     ask(connection, start(), Started)
     fences = []
     for _ in range(5):
@@ -224,7 +224,7 @@ def test_fences_of_one_moment_are_distinct_to_the_last_digit(connection, clock, 
 
 
 def test_due_times_are_kept_to_the_microsecond_and_come_in_their_order(connection, clock, server, base):
-    hire(connection)
+    add_worker(connection)
     for n in (2, 0, 1):
         run = driven(connection, f"r{n}")
         ask(connection, record(run, then=Park(START + SECOND + n)), Recorded)
@@ -239,7 +239,7 @@ def test_due_times_are_kept_to_the_microsecond_and_come_in_their_order(connectio
 
 
 def test_numbers_that_are_too_large_or_not_whole_are_refused(connection):
-    hire(connection)
+    add_worker(connection)
     run = driven(connection)
     before = ask(connection, r.ReadRun(run="r", history=True), RunSeen)
     bad = [
@@ -267,7 +267,7 @@ def test_numbers_that_are_too_large_or_not_whole_are_refused(connection):
         record(run, "x", swap=Swap(("global", "", 7), "", 0, "1")),
         record(run, "x", swap=Swap(SLOT, "", 0, "1"), children=(NewRun(id="c", type="order", input=7, request="q"),)),
     ]
-    wrong = [  # of their kind, and not those that are stored: the rules say so
+    wrong = [  # of the right type, and different from the stored ones: decided by the rules
         (r.RecordRun(run="r", fence=2**53, at=1, request="q", entries=("x",)), "RunRefused"),
         (record(run, "x", swap=Swap(SLOT, "", 2**53 - 1, "1")), "Conflict"),
     ]
@@ -283,8 +283,8 @@ def test_numbers_that_are_too_large_or_not_whole_are_refused(connection):
     assert connection.execute([r.ReadNextDue(types=("order",))])[0].next_due == 2**53 - 1
 
 
-def test_a_batch_sees_the_journal_that_it_has_cut(connection):
-    hire(connection)
+def test_a_batch_sees_a_journal_that_it_has_shortened(connection):
+    add_worker(connection)
     run = driven(connection)
     ask(connection, record(run, "x", "y", then=Finish("failed", "1")), Recorded)
     again = r.ReviveRun(run="r", fence=run.fence, keep=2, request="q")
@@ -292,7 +292,7 @@ def test_a_batch_sees_the_journal_that_it_has_cut(connection):
     assert seen.claim.entries == ("1", "x")
 
 
-def test_attributes_beyond_what_lua_can_count_are_told_apart(connection):
+def test_numbers_in_attributes_beyond_the_precision_of_lua_are_distinguished(connection):
     for n in range(3):
         ask(connection, start(f"r{n}", attributes={"n": 2**60 + n, "yes": n == 1, "s": str(n)}), Started)
     for wanted, found in (

@@ -1,4 +1,4 @@
-"""The script and its layout: what is stored where, what it decides by itself, and that a bad command fails alone."""
+"""The script and its layout: what is stored where, what the fast path decides, and that a bad command fails alone."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def names(server, url, namespace="default"):
 
 
 def test_the_layout_is_this_one(url, server, connection):
-    """A stored format: changing it needs a way for those who have it already."""
+    """A stored format: changing it needs a migration."""
     connection.execute(
         [acquire(), wait(), acquire("idle"), swap("a.1", value='{"n": 1}', address=("workflow", "w", "s"))]
     )
@@ -69,7 +69,7 @@ def test_the_layout_is_this_one(url, server, connection):
     assert {server.ttl(base + name) for name in names(server, url)} == {-1}, "a fence must not vanish"
 
 
-def test_names_are_made_of_a_prefix_a_hash_tag_and_the_rest():
+def test_redis_keys_consist_of_a_prefix_a_hash_tag_and_the_rest():
     layout = Layout("holdfast", "orders")
     assert layout.index == "holdfast:{orders}:keys"
     assert layout.due == "holdfast:{orders}:due"
@@ -140,7 +140,7 @@ def test_tokens_of_one_moment_are_distinct_to_the_last_digit(url, server, connec
     assert decode("k", server.get(redis_layout(url, "default").lock("k"))).fence == clock.now + 4
 
 
-def test_the_short_way_writes_every_digit_too(url, server, connection, clock):
+def test_the_fast_path_writes_every_digit_too(url, server, connection, clock):
     clock.now += 123_457
     token = connection.execute([acquire()])[0].token
     assert connection.execute([renew(token=token, ttl=40)]) == [
@@ -170,8 +170,8 @@ def test_the_largest_numbers_are_kept_and_larger_ones_refused(connection, clock)
 # ---------------------------------------------------------------- what the script decides, and how
 
 
-def test_what_happens_most_takes_the_short_way(url, server, opened, clock, monkeypatch):
-    """Otherwise nobody would notice that it is never taken: the rules give the same answers."""
+def test_the_most_frequent_commands_use_the_fast_path(url, server, opened, clock, monkeypatch):
+    """Otherwise no test would notice that it is never used: the rules have the same outcomes."""
     monkeypatch.setattr(RedisSource, "read", by_the_rules)
     connection = opened(url, clock=clock).connect("commands")
     me = Label(name="worker-7 (eu)", host="web-1.example", pid=4711)
@@ -183,7 +183,7 @@ def test_what_happens_most_takes_the_short_way(url, server, opened, clock, monke
             keep = c.Renew(key=kind, id="c0ffee.1", token=granted.token, ttl=30 * SECOND)
             assert isinstance(connection.execute([keep])[0], out.Renewed)
             assert connection.execute([release(kind, "c0ffee.1", token=granted.token)]) == [out.Released()]
-    listener = server.pubsub()  # otherwise it is looked whether the waiters are gone
+    listener = server.pubsub()  # otherwise the script checks whether the waiters are gone
     listener.subscribe(redis_layout(url, "default").channel("c0ffee"))
     assert listener.get_message(timeout=5)
     attempts = [
@@ -236,7 +236,7 @@ def test_what_happens_most_takes_the_short_way(url, server, opened, clock, monke
     ids=lambda extra: json.dumps(extra)[:60],
 )
 @pytest.mark.parametrize("command", [renew, release, acquire], ids=lambda command: command.__name__)
-def test_records_of_every_shape_are_decided_as_the_rule_does(*, url, server, connection, clock, extra, command):
+def test_the_fast_path_equals_the_rules_for_records_of_every_shape(*, url, server, connection, clock, extra, command):
     """Also for fields of another version, for defaults that were written out, and for numbers of another form."""
     (grant,) = connection.execute([acquire()])
     name = redis_layout(url, "default").lock("k")
@@ -253,7 +253,7 @@ def test_records_of_every_shape_are_decided_as_the_rule_does(*, url, server, con
     assert decode("k", server.get(name)) == expected
 
 
-def test_a_damaged_label_is_refused_also_by_the_short_way(url, server, connection):
+def test_a_damaged_label_is_refused_also_by_the_fast_path(url, server, connection):
     (held,) = connection.execute([acquire()])
     name = redis_layout(url, "default").lock("k")
     planted = server.get(name).replace('"pid":1', '"pid":"one"')
@@ -265,14 +265,14 @@ def test_a_damaged_label_is_refused_also_by_the_short_way(url, server, connectio
     assert server.get(name) == planted
 
 
-def test_who_has_another_token_hands_nothing_over(connection):
+def test_a_release_with_another_token_hands_nothing_over(connection):
     (held,) = connection.execute([acquire()])
     connection.execute([wait(id="b.1")])
     assert connection.execute([release(token=held.token - 1)]) == [out.NotHolder()]
     assert connection.execute([release(token=held.token)]) == [out.Released(woken=("b.1",))]
 
 
-def test_a_hand_over_keeps_the_index_of_what_is_due(url, server, connection, clock):
+def test_a_hand_over_keeps_the_index_of_due_records(url, server, connection, clock):
     layout = redis_layout(url, "default")
 
     def due():
@@ -292,7 +292,7 @@ def test_a_hand_over_keeps_the_index_of_what_is_due(url, server, connection, clo
     assert due() is None
 
 
-def test_an_offer_that_has_run_out_is_not_confirmed(connection, clock):
+def test_an_expired_offer_is_not_confirmed(connection, clock):
     (held,) = connection.execute([acquire()])
     connection.execute([wait(id="b.1", waiter_ttl=1_000_000), release(token=held.token)])
     offered = connection.execute([c.Inspect(key="k")])[0].record.fence
@@ -327,15 +327,15 @@ def test_a_waiter_with_fields_of_a_newer_version_keeps_them_while_it_waits_and_w
     assert decode("k", server.get(name)).holders[0].unknown == {"newer": 7}
 
 
-def test_a_release_offers_nothing_to_a_waiter_whose_place_has_ended(connection, clock):
+def test_a_release_makes_no_offer_to_an_expired_waiter(connection, clock):
     (held,) = connection.execute([acquire(ttl=60)])
     connection.execute([wait(id="b.1", waiter_ttl=SECOND), wait(id="b.2", waiter_ttl=50 * SECOND)])
     clock.pass_by(2)
     assert connection.execute([release(token=held.token)]) == [out.Released(woken=("b.2",))]
 
 
-def test_a_newer_record_that_somebody_changes_meanwhile_is_decided_anew(url, server, opened, clock, monkeypatch):
-    """Between the look and the compare-and-swap somebody else releases it: the second look finds it free."""
+def test_a_newer_record_that_changes_during_a_decision_is_decided_again(url, server, opened, clock, monkeypatch):
+    """Between the read and the compare-and-swap another client releases it: the second read finds it free."""
     store = opened(url, clock=clock)
     connection, other = store.connect("commands"), store.connect("commands")
     (held,) = connection.execute([acquire()])
@@ -366,7 +366,7 @@ NOT_UTF8 = (
 @pytest.mark.parametrize(
     "bad", [b"\xff", NOT_UTF8, b'{"fence":1,"version":1,"forced":7}', b'{"fence":1,"version":1.0}', b"null", b"7"]
 )
-def test_what_is_no_text_is_refused_by_name_and_left_alone(url, server, connection, bad):
+def test_a_value_that_is_no_text_is_refused_by_name_and_unchanged(url, server, connection, bad):
     name = redis_layout(url, "default").lock("bad")
     connection.execute([acquire("good"), acquire("bad")])
     server.set(name, bad)
@@ -378,7 +378,7 @@ def test_what_is_no_text_is_refused_by_name_and_left_alone(url, server, connecti
         assert raw.get(name) == bad
 
 
-def test_what_is_not_ours_in_the_place_of_a_record_is_left_alone(url, server, connection):
+def test_a_foreign_value_at_the_key_of_a_record_is_unchanged(url, server, connection):
     layout = redis_layout(url, "default")
     server.rpush(layout.lock("list"), "mine")
     server.set(layout.slot(("global", "", "text")), "mine")
@@ -401,7 +401,7 @@ def test_what_is_not_ours_in_the_place_of_a_record_is_left_alone(url, server, co
     assert server.lrange(layout.lock("list"), 0, -1) == ["mine"]
 
 
-def test_a_name_in_an_index_without_a_record_is_passed_over_and_cleaned_away(url, server, connection, clock):
+def test_an_index_entry_without_a_record_is_skipped_and_removed_by_cleanup(url, server, connection, clock):
     connection.execute([acquire(ttl=1), wait(waiter_ttl=60 * SECOND), acquire("other")])
     layout = redis_layout(url, "default")
     server.delete(layout.lock("k"))
@@ -413,7 +413,7 @@ def test_a_name_in_an_index_without_a_record_is_passed_over_and_cleaned_away(url
     assert server.zrange(layout.index, 0, -1) == ["other"]
 
 
-def test_one_bad_command_costs_its_neighbours_nothing_and_itself_everything(url, server, connection):
+def test_one_bad_command_changes_nothing_and_does_not_affect_the_others(url, server, connection):
     bad = c.Acquire(key="k", id="b.1", label=ME, ttl=SECOND, permits=2.5)  # type: ignore[arg-type]
     before, failed, after = connection.execute([acquire(), bad, renew(token=START)])
     assert isinstance(before, out.Granted)
@@ -432,7 +432,7 @@ def test_a_batch_that_changes_nothing_writes_nothing(url, server, connection):
     assert server.info("persistence")["aof_current_size"] == before
 
 
-def test_a_page_may_be_as_long_as_anybody_wants(connection):
+def test_a_page_may_have_any_length(connection):
     connection.execute([acquire(f"key:{n:05}") for n in range(9_000)])
     (page,) = connection.execute([c.ListLocks(limit=20_000)])
     assert len(page.items) == 9_000

@@ -1,7 +1,7 @@
 """The native form of a plain start and a plain end on Redis (runs.lua): when it is taken, and that it is equal.
 
-Each case is carried out twice, with the native form and without it. Answers and everything that is stored must be the
-same to the letter.
+Each case is executed twice, with the native form and without it. Outcomes and everything that is stored must be
+identical.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from holdfast.stores.redis.record_source import RedisSource
 from holdfast.testing.builders import START, ManualClock
 from holdfast.testing.suite.run_locks import take
 from holdfast.testing.suite.runs import signal, start
-from stores.runs_asking import ask, by_the_rules, everything, hire
+from stores.runs_asking import add_worker, ask, by_the_rules, everything
 
 ONE = WorkflowLimits(limits=(Limit(name="all", max=1, on_excess="queue"),))
 DONE = Finish("completed", '{"n":1}')
@@ -47,9 +47,9 @@ def child(parent, run="c"):
     return NewRun(id=run, type="mail", input="1", request=f"child {run}", parent=parent, root=parent)
 
 
-def test_a_plain_start_and_a_plain_end_are_one_trip_each(opened, url, monkeypatch):
+def test_a_plain_start_and_a_plain_end_are_one_round_trip_each(opened, url, monkeypatch):
     connection = opened(url).connect()
-    hire(connection)
+    add_worker(connection)
     connection.execute([r.PublishLimits(workflow="mail", terms=WorkflowLimits())])
     with monkeypatch.context() as patch:
         patch.setattr(RedisSource, "read", by_the_rules)
@@ -116,12 +116,12 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=[name.replace(" ", "-") for name in CASES])
-def test_the_native_form_answers_and_stores_what_the_rules_do(opened, url, stored_in, monkeypatch, case):
-    """Each batch goes by a connection of its own, which remembers nothing of the run that the form might decline."""
+def test_the_native_form_has_the_outcomes_and_records_of_the_rules(opened, url, stored_in, monkeypatch, case):
+    """Each batch uses a new connection, which has cached nothing about the run that the form might decline."""
     clock, found = ManualClock(), []
     for namespace in ("native", "rules"):
         store = opened(url, clock=clock, namespace=namespace)
-        hire(store.connect())
+        add_worker(store.connect())
         if namespace == "rules":
             monkeypatch.setattr(redis_fast, "asked", lambda *_: None)
         batches = [batch if isinstance(batch, list) else [batch] for batch in case]
@@ -134,9 +134,9 @@ def test_the_native_form_answers_and_stores_what_the_rules_do(opened, url, store
 
 
 @pytest.mark.parametrize("name", ["run:r", "journal:r", "inbox:r"])
-def test_a_start_into_what_was_left_of_another_run_is_left_to_the_rules(opened, url, server, base, name):
+def test_a_start_over_the_remains_of_another_run_is_left_to_the_rules(opened, url, server, base, name):
     connection = opened(url).connect()
-    hire(connection)
+    add_worker(connection)
     server.rpush(base + name, "left")
     before = everything(server, base)
     assert isinstance(connection.execute([mine()])[0], c.Failed)

@@ -1,4 +1,4 @@
-"""How grants are heard of: by whom, how exactly, and what happens when the subscription breaks."""
+"""Hints by subscription: who receives them, what they name, and what happens when the subscription is lost."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ def provider(request):
 
 
 @pytest.fixture
-def heard(request):
+def received(request):
     return []
 
 
 @pytest.fixture
-def watching(opened, heard):
+def watching(opened, received):
     watches = []
 
     def watch(url, channel="b", **options):
         store = opened(url, **options)
-        watches.append(store.watch(channel, lambda ids: heard.append(ids)))
-        eventually(lambda: heard)  # the subscription has begun
-        assert heard == [None]
-        heard.clear()
+        watches.append(store.watch(channel, lambda ids: received.append(ids)))
+        eventually(lambda: received)  # the subscription has begun
+        assert received == [None]
+        received.clear()
         return watches[-1]
 
     yield watch
@@ -55,39 +55,39 @@ def hand_over(connection, id="b.1"):
     connection.execute([release(id=id, token=granted.token)])
 
 
-def test_a_grant_is_told_by_its_id(url, opened, watching, heard):
+def test_a_hint_names_the_granted_attempt(url, opened, watching, received):
     watching(url)
     connection = opened(url).connect("commands")
     hand_over(connection)
-    eventually(lambda: heard)
+    eventually(lambda: received)
     hand_over(connection, "x.1")
     hand_over(connection, "b.2")
-    eventually(lambda: len(heard) == 2)
-    assert heard == [["b.1"], ["b.2"]]
+    eventually(lambda: len(received) == 2)
+    assert received == [["b.1"], ["b.2"]]
 
 
-def test_a_grant_that_takes_the_long_way_is_told_as_well(url, opened, watching, heard):
+def test_a_grant_decided_by_the_rules_is_hinted_too(url, opened, watching, received):
     watching(url)
     connection = opened(url).connect("commands")
     (grant,) = connection.execute([acquire("s", kind="semaphore", permits=2, weight=2)])
     connection.execute([wait("s", "b.1", kind="semaphore", permits=2)])
     connection.execute([release("s", token=grant.token)])
-    eventually(lambda: heard)
-    assert heard == [["b.1"]]
+    eventually(lambda: received)
+    assert received == [["b.1"]]
 
 
-def test_many_grants_of_one_batch_come_in_one_message(url, opened, watching, heard):
+def test_many_grants_of_one_batch_are_hinted_in_one_message(url, opened, watching, received):
     watching(url)
     connection = opened(url).connect("commands")
     keys = [f"k{n}" for n in range(3)]
     grants = connection.execute([acquire(key) for key in keys])
     connection.execute([wait(key, f"b.{n}") for n, key in enumerate(keys)])
     connection.execute([release(key, token=grant.token) for key, grant in zip(keys, grants, strict=True)])
-    eventually(lambda: heard)
-    assert heard == [["b.0", "b.1", "b.2"]]
+    eventually(lambda: received)
+    assert received == [["b.0", "b.1", "b.2"]]
 
 
-def test_nothing_is_published_where_nobody_was_granted_anything(url, kind, opened):
+def test_nothing_is_published_without_a_grant(url, kind, opened):
     connection = opened(url).connect("commands")
     with redis.Redis(port=real_servers.shared(kind).port) as client:
         client.config_resetstat()
@@ -96,7 +96,7 @@ def test_nothing_is_published_where_nobody_was_granted_anything(url, kind, opene
         assert "cmdstat_publish" not in client.info("commandstats")
 
 
-def test_who_waits_sends_nothing(url, kind):
+def test_a_waiter_with_hints_sends_nothing_while_it_waits(url, kind):
     with Client(url) as hf, Client(url) as other, redis.Redis(port=real_servers.shared(kind).port) as client:
         lease = hf.semaphore("k", permits=1).acquire()
         got = threading.Event()
@@ -114,33 +114,33 @@ def test_who_waits_sends_nothing(url, kind):
         def calls():
             return client.info("commandstats")["cmdstat_evalsha"]["calls"]
 
-        def is_quiet():  # once it has looked again because its subscription began
+        def is_quiet():  # after its check at the start of the subscription
             before = calls()
             return not got.wait(0.2) and calls() == before
 
         eventually(is_quiet)
         before = calls()
-        assert not got.wait(1.0)  # one that polls looks every 0.3 s
+        assert not got.wait(1.0)  # a waiter that polls does so every 0.3 s
         assert calls() - before <= 1
         lease.release()
         taking.join()
 
 
-def test_after_a_cut_everybody_is_told_to_look(kind, url, opened, watching, heard):
+def test_after_a_lost_connection_all_waiters_are_hinted(kind, url, opened, watching, received):
     server = real_servers.shared(kind)
     with Proxy(server.host, server.port) as proxy:
         watch = watching(proxy.url_for(url))
         proxy.cut()
-        eventually(lambda: heard)
-        assert heard == [None]
-        heard.clear()
+        eventually(lambda: received)
+        assert received == [None]
+        received.clear()
         hand_over(opened(url).connect("commands"))
-        eventually(lambda: heard)
-        assert heard == [["b.1"]]
+        eventually(lambda: received)
+        assert received == [["b.1"]]
         watch.close()
 
 
-def test_a_connection_that_is_dead_at_the_other_end_is_noticed(kind, url, watching, heard, monkeypatch):
+def test_a_subscription_whose_server_no_longer_responds_is_replaced(kind, url, watching, received, monkeypatch):
     monkeypatch.setattr(redis_watch, "PING_SECONDS", 0.1)
     monkeypatch.setattr(redis_watch, "ANSWER_SECONDS", 0.2)
     server = real_servers.shared(kind)
@@ -150,12 +150,12 @@ def test_a_connection_that_is_dead_at_the_other_end_is_noticed(kind, url, watchi
         proxy.half_open()
         eventually(lambda: proxy.connections > before)
         proxy.go_on()
-        eventually(lambda: heard)
-        assert heard[0] is None
+        eventually(lambda: received)
+        assert received[0] is None
         watch.close()
 
 
-def test_a_ping_that_is_answered_changes_nothing(*, kind, url, opened, watching, heard, monkeypatch):
+def test_an_answered_ping_keeps_the_subscription(*, kind, url, opened, watching, received, monkeypatch):
     monkeypatch.setattr(redis_watch, "PING_SECONDS", 0.02)
     server = real_servers.shared(kind)
     with Proxy(server.host, server.port) as proxy:
@@ -164,17 +164,17 @@ def test_a_ping_that_is_answered_changes_nothing(*, kind, url, opened, watching,
         eventually(lambda: proxy.requests > before + 3)
         assert proxy.connections == 1
         hand_over(opened(url).connect("commands"))
-        eventually(lambda: heard)
-        assert heard == [["b.1"]]
+        eventually(lambda: received)
+        assert received == [["b.1"]]
         watch.close()
 
 
-def test_closing_ends_the_thread_also_while_the_server_is_not_there(opened, heard):
+def test_closing_ends_the_thread_also_while_the_server_is_unreachable(opened, received):
     store = opened("redis://127.0.0.1:1/0")
-    watch = store.watch("b", lambda ids: heard.append(ids))
+    watch = store.watch("b", lambda ids: received.append(ids))
     watch.close()
     watch.close()
-    assert heard == []
+    assert received == []
     assert not watch._thread.is_alive()
 
 
@@ -185,16 +185,16 @@ def test_closing_is_prompt(url, watching):
 
 
 def test_a_callback_that_fails_does_not_end_the_subscription(url, opened, caplog):
-    heard = []
+    received = []
 
     def fail(ids):
-        heard.append(ids)
+        received.append(ids)
         raise ValueError("a mistake")
 
     watch = opened(url).watch("b", fail)
-    eventually(lambda: heard)
+    eventually(lambda: received)
     hand_over(opened(url).connect("commands"))
-    eventually(lambda: len(heard) == 2)
+    eventually(lambda: len(received) == 2)
     watch.close()
     assert "a callback for hints failed" in caplog.text
 
@@ -207,7 +207,7 @@ def test_without_a_thread_there_are_no_hints_and_no_error(url, opened, caplog):
     assert "waiters poll" in caplog.text
 
 
-def test_a_child_of_a_fork_leaves_its_parents_subscription_alone(url, opened, watching, heard):
+def test_a_forked_child_does_not_use_its_parents_subscription(url, opened, watching, received):
     watch = watching(url)
     store = opened(url)
 
@@ -222,12 +222,12 @@ def test_a_child_of_a_fork_leaves_its_parents_subscription_alone(url, opened, wa
 
     assert in_child(child) == "[None]"
     hand_over(opened(url).connect("commands"))
-    eventually(lambda: heard)
-    assert heard == [["b.1"]]
+    eventually(lambda: received)
+    assert received == [["b.1"]]
 
 
-def test_a_waiter_is_said_to_listen_only_while_it_is_subscribed(url, kind, opened):
-    """Otherwise a hint that nobody receives would be taken for its death."""
+def test_a_waiter_states_that_it_receives_hints_only_while_it_is_subscribed(url, kind, opened):
+    """Otherwise a hint that is not received would be taken for a sign that the waiter has ended."""
     connection = opened(url).connect("commands")
     (held,) = connection.execute([acquire()])
     with redis.Redis(port=real_servers.shared(kind).port) as operator:

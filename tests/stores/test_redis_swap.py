@@ -1,7 +1,6 @@
-"""What is decided in the client is written to a Redis only if all that it rests on is as it was read.
-
-In each case somebody else changes one thing between the read and the write. Then it is decided anew: the answer is the
-one that the rules give when the other came first.
+"""A decision is written to a Redis only if everything that it depends on is unchanged since it was read. In each case
+another client changes one thing between the read and the write. Then the decision is repeated: the outcome is the one
+of the rules with the other change first.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from holdfast.testing.builders import SECOND, START, acquire, release, renew, sw
 from holdfast.testing.suite.run_locks import take
 from holdfast.testing.suite.runs import record, signal, start
 from holdfast.testing.tally import CountRun, LeaveTally, SeeTally, add
-from stores.runs_asking import ask, claim, hire
+from stores.runs_asking import add_worker, ask, claim
 
 ONE = WorkflowLimits(limits=(Limit(name="all", max=1, on_excess="queue"),))
 TEN = WorkflowLimits(limits=(Limit(name="all", max=10, on_excess="queue"),))
@@ -58,7 +57,7 @@ def fence_of(run, at=1, **more):
 
 
 class Case(NamedTuple):
-    """What is there, what is asked, what comes in between, and whether an answer is right."""
+    """What is stored, the command, the change in between, and whether an outcome is right."""
 
     before: list[c.Command]
     asked: c.Command
@@ -184,10 +183,10 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=[name.replace(" ", "-") for name in CASES])
-def test_what_somebody_else_has_changed_meanwhile_is_decided_anew(opened, url, clock, monkeypatch, case):
+def test_a_decision_is_repeated_when_another_client_changed_its_data(opened, url, clock, monkeypatch, case):
     store = opened(url, clock=clock)
     connection, other = store.connect("commands"), store.connect("commands")
-    hire(connection, seconds=3600)
+    add_worker(connection, seconds=3600)
     for command in case.before:
         (outcome,) = connection.execute([command])
         assert not isinstance(outcome, c.Failed), outcome
@@ -206,8 +205,8 @@ def test_what_somebody_else_has_changed_meanwhile_is_decided_anew(opened, url, c
     assert case.right(answer, lambda look: other.execute([look])[0]), answer
 
 
-def test_a_decision_that_is_half_a_minute_old_is_made_anew(opened, url, monkeypatch):
-    """Its time has passed: what was alive may be dead, and what was due first may be due no more."""
+def test_a_decision_that_is_half_a_minute_old_is_repeated(opened, url, monkeypatch):
+    """It is outdated: leases may have expired, and other records may be due."""
     connection = opened(url).connect("commands")
     write, moments = RedisSource.write, []
 
@@ -223,10 +222,10 @@ def test_a_decision_that_is_half_a_minute_old_is_made_anew(opened, url, monkeypa
     assert ask(connection, r.ReadRun(run="r"), RunSeen).claim.run.created_at == moments[1]
 
 
-def test_a_run_whose_fields_are_told_in_another_order_is_the_same_run(opened, url, server, base, monkeypatch):
-    """A server may tell the fields of a hash in any order; only what is in them counts."""
+def test_the_order_of_a_runs_fields_does_not_matter(opened, url, server, base, monkeypatch):
+    """A server may return the fields of a hash in any order."""
     connection = opened(url).connect("commands")
-    hire(connection)
+    add_worker(connection)
     ask(connection, start("r", worker="w.1"), Started)
     write, tries = RedisSource.write, []
 
@@ -246,8 +245,8 @@ def test_a_run_whose_fields_are_told_in_another_order_is_the_same_run(opened, ur
     assert tries[0] != tries[1]
 
 
-def test_what_was_only_asked_for_hints_may_change_meanwhile(opened, url, clock, monkeypatch):
-    """A worker that comes while an event is posted costs no second decision."""
+def test_data_that_is_read_for_hints_only_may_change_meanwhile(opened, url, clock, monkeypatch):
+    """A worker that registers while an event is posted causes no second decision."""
     store = opened(url, clock=clock)
     connection, other = store.connect("commands"), store.connect("commands")
     ask(connection, start("r"), Started)
@@ -256,7 +255,7 @@ def test_what_was_only_asked_for_hints_may_change_meanwhile(opened, url, clock, 
     def interrupted(source, *decided):
         tries.append(source)
         if len(tries) == 1:
-            hire(other, "v.1")
+            add_worker(other, "v.1")
         return write(source, *decided)
 
     monkeypatch.setattr(RedisSource, "write", interrupted)
@@ -265,8 +264,9 @@ def test_what_was_only_asked_for_hints_may_change_meanwhile(opened, url, clock, 
 
 
 def test_commands_that_the_fast_path_declines_keep_their_order(connection):
-    """After a declined command of a lock its later ones wait for it; after one of a run, everything does."""
-    hire(connection)
+    """After a declined command about a lock, later ones about the same lock wait for it; after one about a run, all
+    do."""
+    add_worker(connection)
     run = ask(connection, start("r", worker="w.1"), Started).run
     outcomes = connection.execute([acquire(), acquire(id="b.1", queue=True), acquire("j"), release(token=START)])
     assert [type(outcome).__name__ for outcome in outcomes] == ["Granted", "Queued", "Granted", "Released"]
@@ -279,14 +279,14 @@ def test_commands_that_the_fast_path_declines_keep_their_order(connection):
     assert [event.kind for event in outcomes[2].events] == ["signal"]
 
 
-def test_what_goes_to_the_fast_path_waits_for_what_does_not(connection):
+def test_commands_of_the_fast_path_wait_for_earlier_commands_of_the_rules(connection):
     (held,) = connection.execute([acquire()])
     moved, renewed = connection.execute([transfer(token=held.token), renew(token=held.token)])
     assert (type(moved), type(renewed)) == (out.Transferred, out.NotHolder)
 
 
-def test_entries_after_a_hand_over_to_their_run_are_told_of_it(connection):
-    hire(connection)
+def test_entries_after_an_offer_to_their_run_return_its_event(connection):
+    add_worker(connection)
     run = ask(connection, start("r", worker="w.1"), Started).run
     (held,) = connection.execute([acquire()])
     ask(connection, record(run, lock_requests=(take(1),), request="q.1"), Recorded)

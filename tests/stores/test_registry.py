@@ -16,13 +16,13 @@ from holdfast.stores import open_store, redacted
 SECRET = "hunter2"
 
 
-def test_an_unknown_scheme_says_what_is_known_and_how_to_write_it():
+def test_an_unknown_scheme_is_refused_with_the_known_ones_and_an_example():
     with pytest.raises(StoreNotInstalled, match=r"'carrier' is not known.*memory://, .*sqlite://.*sqlite:///relative"):
         open_store("carrier://pigeon", namespace="default")
 
 
 @pytest.mark.parametrize("scheme", ["mongodb", "mongodb+srv", "dynamodb", "mssql", "MongoDB"])
-def test_a_scheme_that_no_store_has_is_refused_with_those_that_are_known(scheme):
+def test_a_scheme_without_a_store_is_refused_with_the_known_ones(scheme):
     with pytest.raises(StoreNotInstalled, match=r"is not known\. Known schemes are .*sqlite") as caught:
         open_store(f"{scheme}://user:{SECRET}@host/db", namespace="default")
     assert SECRET not in "".join(traceback.format_exception(caught.value))
@@ -32,7 +32,7 @@ def test_a_scheme_that_no_store_has_is_refused_with_those_that_are_known(scheme)
     "url",
     [f"postgres:{SECRET}@host", f"host=db password={SECRET}", SECRET, "", "://x", "1a://x", None, f"9{SECRET}://"],
 )
-def test_what_is_no_url_is_refused_without_being_repeated(url):
+def test_a_text_that_is_no_url_is_refused_without_showing_it(url):
     with pytest.raises(InvalidOption, match="begins with a scheme") as caught:
         open_store(url, namespace="default")
     assert SECRET not in "".join(traceback.format_exception(caught.value))
@@ -82,7 +82,7 @@ def test_a_bad_namespace_is_refused(namespace):
         ("memory://a\nb", "name"),
     ],
 )
-def test_a_url_that_makes_no_sense_says_why(url, reason, tmp_path, monkeypatch):
+def test_an_invalid_url_is_refused_with_the_reason(url, reason, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InvalidOption, match=reason):
         open_store(url, namespace="default")
@@ -119,8 +119,8 @@ def test_a_store_of_another_package_whose_driver_is_missing_says_what_to_install
         ("valkeys", "redis", "redis"),
     ],
 )
-def test_a_store_of_ours_whose_driver_is_missing_says_what_to_install(url, driver, extra):
-    """In a process of its own, in which the driver cannot be imported."""
+def test_a_built_in_store_whose_driver_is_missing_says_what_to_install(url, driver, extra):
+    """In a separate process, in which the driver cannot be imported."""
     script = (
         f"import sys; sys.modules[{driver!r}] = None\n"
         "from holdfast.stores import open_store\n"
@@ -132,7 +132,7 @@ def test_a_store_of_ours_whose_driver_is_missing_says_what_to_install(url, drive
     assert SECRET not in tried.stderr.splitlines()[-1]
 
 
-def test_what_no_store_can_be_made_from_is_refused():
+def test_an_object_that_is_no_store_is_refused():
     for thing in (object(), b"redis://host", 7):
         with pytest.raises(InvalidOption, match=rf"opened from a URL, or from one of .*{type(thing).__name__}"):
             open_store(thing, namespace="default")
@@ -149,7 +149,7 @@ def test_a_relative_path_is_fixed_when_the_store_is_opened(tmp_path, monkeypatch
     assert again.identity == store.identity
 
 
-def test_two_ways_to_one_file_are_one_store(tmp_path, opened):
+def test_two_paths_to_one_file_are_one_store(tmp_path, opened):
     (tmp_path / "link").symlink_to(tmp_path)
     first, second = opened(f"sqlite:///{tmp_path}/a.db"), opened(f"sqlite:///{tmp_path}/link/a.db")
     assert first.identity == second.identity

@@ -22,7 +22,7 @@ WORKER = "w.1"
 
 
 class Counted:
-    """The rules over a source that counts which rows they asked for and which they wrote."""
+    """The rules over a source that counts which rows they read and which they wrote."""
 
     def __init__(self):
         self.space, self.now = memory._Space(), 1_000_000_000_000_000
@@ -44,7 +44,7 @@ class Counted:
         return outcomes[0] if len(outcomes) == 1 else outcomes
 
     def queue(self, count):
-        """So many runs wait for a lock that a client holds."""
+        """Let so many runs wait for a lock that a client holds."""
         lease = c.Acquire(key=worker_key(WORKER), id=WORKER, label=ME, kind="worker", ttl=10**12)
         self.ask(lease, r.RegisterWorker(worker=WORKER, name="w", types=("t",)))
         self.token = self.ask(acquire(ttl=10**12)).token
@@ -60,7 +60,7 @@ class Counted:
         )
 
     def turns(self, count):
-        """The lock goes through so many runs, each of which takes it and ends. Returns who had it."""
+        """Pass the lock through so many runs, each of which acquires it and ends. Returns the order."""
         self.read = self.written = 0
         order = []
         for _ in range(count):
@@ -86,7 +86,7 @@ def test_the_record_of_a_lock_stays_small(waiting):
     assert len(encode(seen.record)) < LISTED * 160
 
 
-def test_a_hand_over_reads_and_writes_as_many_rows_among_few_as_among_many():
+def test_a_hand_over_reads_and_writes_the_same_rows_for_every_length_of_the_queue():
     costs = []
     for count in (FEW, MANY):
         counted = Counted()

@@ -1,4 +1,4 @@
-"""What is special about a batch on SQLite: what the file itself decides, and what of it cannot be read."""
+"""Batches on SQLite: what one SQL statement decides, and unreadable rows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def url(tmp_path):
     return f"sqlite:///{tmp_path}/locks.db"
 
 
-def test_most_renewals_of_a_heartbeat_are_decided_by_the_store_itself(url, opened, monkeypatch):
+def test_most_renewals_of_a_heartbeat_use_the_fast_path(url, opened, monkeypatch):
     """Otherwise the comparison with the rules would compare the rule with itself."""
     connection = opened(url).connect("heartbeats")
     keys = [f"k{n}" for n in range(50)]
@@ -35,13 +35,13 @@ def test_most_renewals_of_a_heartbeat_are_decided_by_the_store_itself(url, opene
     assert {type(outcome) for outcome in connection.execute(renewals)} == {out.Renewed}
 
 
-def test_a_slot_that_was_only_looked_at_leaves_no_row(url, opened):
+def test_reading_a_slot_leaves_no_row(url, opened):
     opened(url).connect("commands").execute([read(), swap("a.1", "x.1", 5)])
     with closing(sqlite3.connect(sqlite_path(url))) as db:
         assert db.execute("SELECT count(*) FROM slots").fetchone() == (0,)
 
 
-def test_a_slot_that_cannot_be_read_is_refused_by_name_and_left_alone(url, opened):
+def test_an_unreadable_slot_is_refused_by_name_and_unchanged(url, opened):
     connection = opened(url).connect("commands")
     connection.execute([swap("a.1")])
     with closing(sqlite3.connect(sqlite_path(url))) as db, db:
@@ -52,7 +52,7 @@ def test_a_slot_that_cannot_be_read_is_refused_by_name_and_left_alone(url, opene
     assert "'k'" in str(outcome.error)
 
 
-def test_a_run_that_cannot_be_read_keeps_no_other_from_being_claimed(url, opened):
+def test_an_unreadable_run_does_not_prevent_the_claim_of_others(url, opened):
     connection = opened(url).connect("commands")
     lease = c.Acquire(key="worker/w.1", id="w.1", label=ME, kind="worker", ttl=60 * SECOND)
     register_worker = r.RegisterWorker(worker="w.1", name="w", types=("order",))
@@ -86,7 +86,7 @@ ALL_THE_TIME = {
 
 
 @pytest.mark.parametrize("name", ALL_THE_TIME)
-def test_what_a_worker_asks_all_the_time_looks_at_no_row_of_others(url, opened, name):
+def test_frequent_queries_of_a_worker_scan_no_other_rows(url, opened, name):
     opened(url).connect().execute([c.Inspect(key="k")])
     with closing(sqlite3.connect(sqlite_path(url))) as db:
         plan = db.execute(
@@ -113,7 +113,7 @@ def record(run, *entries, request="1"):
     return r.RecordRun(run=run.id, fence=run.fence, at=1, request=request, entries=entries, seen=0)
 
 
-def test_a_record_by_itself_is_one_transaction_without_a_savepoint_or_a_look_at_locks(traced):
+def test_a_single_record_is_one_transaction_without_a_savepoint_or_a_read_of_locks(traced):
     connection, run, statements = traced
     (recorded,) = connection.execute([record(run, '"a"')])
     assert isinstance(recorded, Recorded)
@@ -122,7 +122,7 @@ def test_a_record_by_itself_is_one_transaction_without_a_savepoint_or_a_look_at_
     assert not [statement for statement in statements if re.search(r"\b(FROM|INTO|UPDATE) locks\b", statement)]
 
 
-def test_a_record_by_itself_that_cannot_be_written_leaves_nothing_behind(traced):
+def test_a_single_record_that_cannot_be_written_leaves_nothing_behind(traced):
     connection, run, statements = traced
     for bad in ("\ud800", object()):
         (failed,) = connection.execute([record(run, '"a"', bad)])

@@ -1,6 +1,6 @@
 """A process whose clock differs is named: by an event in every process on the file, and by doctor. Real clocks.
 
-It does no harm: leases go by the clock that stamps files, which all processes of a host share.
+It has no other effect: leases use the clock that sets file timestamps, which all processes of a host share.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from holdfast.testing.processes import running
 WORKER = """
 import sys
 from holdfast import Client
-with Client(sys.argv[1], name="crooked") as hf:
+with Client(sys.argv[1], name="skewed_process") as hf:
     hf.events.subscribe(lambda event: event.name == "clock_differs" and print("event", event.fields, flush=True))
     for line in sys.stdin:
         hf.lock("k" + line.strip(), ttl=60).acquire().release()
@@ -45,8 +45,8 @@ def _compared_with_every_write(monkeypatch):
 
 
 @pytest.fixture
-def crooked(url):
-    """Start a process by a clock that is off by so much; returns a way to let it take a lock, and its number."""
+def skewed_process(url):
+    """Start a process whose clock is off by so much; returns a function that lets it acquire a lock, and its pid."""
     clocks = []
 
     def start(offset):
@@ -71,21 +71,21 @@ def crooked(url):
 
 
 @pytest.mark.parametrize("offset", [3_600.0, -3_600.0, 5.0, -5.0])
-def test_a_process_whose_clock_differs_is_named_by_itself_by_the_others_and_by_doctor(url, crooked, offset):
+def test_a_process_whose_clock_differs_is_named_in_every_process_and_by_doctor(url, skewed_process, offset):
     with Client(url, name="straight") as hf:
         told = []
         hf.events.subscribe(lambda event: told.append(event.fields) if event.name == "clock_differs" else None)
         hf.lock("a", ttl=5).acquire().release()
         assert told == []
-        work, process, _clock = crooked(offset)
+        work, process, _clock = skewed_process(offset)
         said = work()
         assert len(said) == 1
-        assert "'client': 'crooked'" in said[0]
+        assert "'client': 'skewed_process'" in said[0]
         hf.lock("a", ttl=5).acquire().release()
         (one,) = told
-        assert (one["client"], one["pid"]) == ("crooked", process.pid)
+        assert (one["client"], one["pid"]) == ("skewed_process", process.pid)
         assert one["ahead"] == pytest.approx(offset, abs=1)
-        for _ in range(3):  # once for one incident
+        for _ in range(3):  # once per change
             assert work() == []
             hf.lock("a", ttl=5).acquire().release()
         assert len(told) == 1
@@ -93,15 +93,15 @@ def test_a_process_whose_clock_differs_is_named_by_itself_by_the_others_and_by_d
         assert done.exit_code == 1
         (finding,) = [one for one in json.loads(done.stdout)["findings"] if one["check"] == "clocks"]
         assert finding["level"] == "problem"
-        assert f"crooked ({one['host']}, process {process.pid})" in finding["detail"]
+        assert f"skewed_process ({one['host']}, process {process.pid})" in finding["detail"]
         assert ("ahead" if offset > 0 else "behind") in finding["detail"]
 
 
-def test_a_clock_that_was_set_right_is_named_no_more_and_named_again_when_it_goes_wrong_again(url, crooked):
+def test_a_corrected_clock_is_no_longer_reported_until_it_differs_again(url, skewed_process):
     with Client(url) as hf:
         told = []
         hf.events.subscribe(lambda event: told.append(event.fields) if event.name == "clock_differs" else None)
-        work, process, clock = crooked(3_600.0)
+        work, process, clock = skewed_process(3_600.0)
         work()
         hf.lock("a", ttl=5).acquire().release()
         clock.set(0.0)
@@ -115,10 +115,10 @@ def test_a_clock_that_was_set_right_is_named_no_more_and_named_again_when_it_goe
         assert holdfast("doctor", "--url", url).exit_code == 1
 
 
-def test_a_process_that_ends_takes_its_name_along(url, crooked):
-    work, process, _ = crooked(3_600.0)
+def test_a_process_that_ended_is_no_longer_named(url, skewed_process):
+    work, process, _ = skewed_process(3_600.0)
     work()
-    assert rows(url) == [("crooked",)]
+    assert rows(url) == [("skewed_process",)]
     process.stdin.close()
     eventually(lambda: rows(url) == [])
 
@@ -134,12 +134,12 @@ sqlite_clock.LOOK_SECONDS = 0.0
 async def flow(ctx: Context) -> None:
     await asyncio.sleep(0.05)
 
-def say(word):  # by one write: two threads do this
+def report(word):  # by one write: two threads do this
     os.write(1, f"{word}\\n".encode())
 
 def tell(event):
     if event.name in ("worker_lost", "clock_differs") or event.fields.get("leases"):
-        say(event.name)
+        report(event.name)
 
 async def main():
     async with AsyncClient(sys.argv[1], name=sys.argv[2]) as hf:
@@ -147,7 +147,7 @@ async def main():
         async with Engine(hf, workflows=[flow], worker_ttl=3) as engine:
             for _ in range(5):
                 await (await engine.start(flow)).result()
-                say("returned")
+                report("returned")
             await asyncio.to_thread(sys.stdin.readline)
 
 asyncio.run(main())
@@ -157,7 +157,7 @@ RENEWALS = 9
 
 
 def events_of(process):
-    """What an engine tells until it has done its runs and renewed its lease often, or has lost it."""
+    """The events of an engine until it has completed its runs and renewed its lease often, or has lost it."""
     told = Counter()
     while told["returned"] < 5 or told["leases_renewed"] < RENEWALS:
         line = process.stdout.readline()
@@ -169,12 +169,12 @@ def events_of(process):
 
 
 @pytest.mark.parametrize("offset", [3_600.0, -3_600.0])
-def test_workers_keep_their_leases_also_where_the_clock_of_one_differs(url, offset):
-    """Each drives its runs; the one whose clock differs is named, once by each of the two."""
-    with SkewedClock(offset) as crooked, SkewedClock() as straight:
+def test_workers_keep_their_leases_although_the_clock_of_one_differs(url, offset):
+    """Each drives its runs; the process whose clock differs is named once by each of the two."""
+    with SkewedClock(offset) as skewed_process, SkewedClock() as straight:
         workers = [
             clock.start([sys.executable, "-c", ENGINE, url, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-            for name, clock in (("crooked", crooked), ("straight", straight))
+            for name, clock in (("skewed_process", skewed_process), ("straight", straight))
         ]
         with ThreadPoolExecutor(len(workers)) as threads:
             told = list(threads.map(events_of, workers))
@@ -198,8 +198,8 @@ with Client(sys.argv[1]) as hf:
 
 
 @pytest.mark.parametrize("offset", [3_600.0, -3_600.0])
-def test_a_clock_that_differs_takes_no_lock_away_and_loses_none_also_when_it_is_moved_meanwhile(url, offset):
-    """Each time with the very first command after the clock was moved."""
+def test_a_clock_that_differs_or_moves_neither_takes_nor_loses_a_lock(url, offset):
+    """Each time with the first command after the clock was moved."""
     with SkewedClock(offset) as clock, Client(url) as hf:
         other = clock.start([sys.executable, "-c", TRIES, url], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
@@ -243,7 +243,7 @@ def host(monkeypatch):
     return make
 
 
-def test_a_step_of_the_hosts_clock_is_followed_and_one_of_the_process_alone_is_not(host):
+def test_a_step_of_the_hosts_clock_is_followed_and_one_of_a_single_process_is_not(host):
     host, clocks = host()
     for seconds in (3_600, -7_200, 2, 0):
         host.now += seconds * 1_000_000
@@ -257,7 +257,7 @@ def test_a_step_of_the_hosts_clock_is_followed_and_one_of_the_process_alone_is_n
     assert clocks.now() == host.clock(), "less than a second is no difference"
 
 
-def test_a_file_system_that_keeps_whole_seconds_makes_no_difference(host):
+def test_a_file_system_with_timestamps_in_whole_seconds_works(host):
     host, clocks = host(step=2_000_000)
     for _ in range(10):
         host.now += 300_000
@@ -274,14 +274,14 @@ def rows(url):
 PLAIN = """
 from holdfast import Client
 with Client(sys.argv[1]) as hf:
-    hf.events.subscribe(lambda event: event.name == "clock_differs" and say("event"))
+    hf.events.subscribe(lambda event: event.name == "clock_differs" and report("event"))
     hf.lock("k", ttl=5).acquire().release()
-    say("done")
+    report("done")
 """
 
 
-def test_processes_whose_clocks_are_right_write_nothing_of_it(url):
+def test_processes_with_correct_clocks_write_no_rows_about_clocks(url):
     for _ in range(2):
         with running(PLAIN, url) as process:
-            assert process.hear() == "done"
+            assert process.read_line() == "done"
     assert rows(url) == []

@@ -11,13 +11,13 @@ from holdfast.commands import runs as r
 from holdfast.errors import RecordUnreadable
 from holdfast.rules.runs.outcomes import Claimed
 from holdfast.rules.runs.record import NewRun, RunEvent
-from stores.runs_asking import hire
+from stores.runs_asking import add_worker
 
 
 @pytest.fixture
 def connection(tmp_path, opened):
     found = opened(f"sqlite:///{tmp_path / 'x.db'}").connect()
-    hire(found)
+    add_worker(found)
     return found
 
 
@@ -50,7 +50,7 @@ DAMAGE = {
 
 @pytest.mark.parametrize("what", DAMAGE)
 @pytest.mark.parametrize("limit", [1, 20])
-def test_runs_that_cannot_be_read_keep_no_other_from_being_claimed(connection, damage, what, limit):
+def test_unreadable_runs_do_not_prevent_the_claim_of_others(connection, damage, what, limit):
     start(connection, "a1", "a2", "a3", "b", "c")
     if what == "event":
         connection.execute([r.PostEvent(run=f"a{n}", event=RunEvent(kind="signal", name="x")) for n in (1, 2, 3)])
@@ -68,7 +68,7 @@ def test_a_damaged_event_fails_the_commands_that_need_it(connection, damage):
     assert row.claim.run.id == "b"
 
 
-def test_a_damaged_worker_disturbs_nobody(connection, damage):
+def test_a_damaged_worker_record_does_not_affect_other_workers(connection, damage):
     start(connection, "a")
     damage("""INSERT INTO workers (namespace, id, worker) VALUES ('default', 'w.9', '{"name": 5}')""")
     (posted,) = connection.execute([r.PostEvent(run="a", event=RunEvent(kind="signal", name="x"))])

@@ -1,4 +1,4 @@
-"""Which files are accepted, how they are made, and what happens when they vanish."""
+"""Which files are accepted, how they are created, and what happens when they are deleted."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def query(path, statement):
 
 
 OPENER = """
-say("ready")
+report("ready")
 sys.stdin.readline()
 store = open_store(sys.argv[1], namespace="default")
 connection = store.connect("commands")
 outcome, = connection.execute([acquire(f"key:{sys.argv[2]}")])
-say(type(outcome).__name__)
+report(type(outcome).__name__)
 connection.close()
 store.close()
 """
@@ -62,10 +62,10 @@ def test_eight_processes_may_open_a_new_file_at_once(url, path):
         processes = [Process(OPENER, url, f"{attempt}.{n}") for n in range(8)]
         try:
             for process in processes:
-                assert process.hear() == "ready"
+                assert process.read_line() == "ready"
             for process in processes:
-                process.tell()
-            assert [process.hear() for process in processes] == ["Granted"] * 8
+                process.send_line()
+            assert [process.read_line() for process in processes] == ["Granted"] * 8
         finally:
             for process in processes:
                 process.end()
@@ -74,7 +74,7 @@ def test_eight_processes_may_open_a_new_file_at_once(url, path):
             file.unlink()
 
 
-def test_the_file_says_whose_it_is_and_how_it_keeps_its_promise(url, path, opened):
+def test_the_file_has_the_application_id_and_the_journal_mode_of_holdfast(url, path, opened):
     opened(url).connect("commands").execute([acquire()])
     assert query(path, "PRAGMA application_id") == [(sqlite_file.APPLICATION_ID,)]
     assert query(path, "PRAGMA user_version") == [(sqlite_file.SCHEMA_VERSION,)]
@@ -102,7 +102,7 @@ def foreign(path):
 
 
 def foreign_in_wal(path):
-    """Somebody else's, with a log that closing a writable connection would write into the file."""
+    """A file of another program, with a log that closing a writable connection would write into the file."""
     with closing(sqlite3.connect(path)) as db, db:
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("CREATE TABLE customers (name TEXT)")
@@ -147,7 +147,7 @@ def without_table(path):
         (without_table, "damaged.*Restore"),
     ],
 )
-def test_a_file_that_is_not_for_us_is_refused_and_left_as_it_is(make, advice, url, path):
+def test_a_file_that_is_not_of_holdfast_is_refused_and_unchanged(make, advice, url, path):
     make(path)
     (path.parent / "locks.db-turn").unlink(missing_ok=True)
     before = path.read_bytes()
@@ -157,7 +157,7 @@ def test_a_file_that_is_not_for_us_is_refused_and_left_as_it_is(make, advice, ur
     assert not (path.parent / "locks.db-turn").exists()
 
 
-def test_an_empty_file_becomes_ours(url, path, opened):
+def test_an_empty_file_becomes_a_store(url, path, opened):
     path.touch()
     opened(url).connect("commands").execute([acquire()])
     assert query(path, "SELECT count(*) FROM locks") == [(1,)]
@@ -172,7 +172,7 @@ def test_a_migration_that_fails_in_the_middle_changes_nothing(url, path, monkeyp
     open_store(url, namespace="default").close()
 
 
-def test_a_migration_leads_an_older_file_to_the_present(url, path, monkeypatch, opened):
+def test_a_migration_upgrades_an_older_file(url, path, monkeypatch, opened):
     opened(url).connect("commands").execute([acquire()])
     more = (*sqlite_file.MIGRATIONS, "later.sql")
     monkeypatch.setattr(sqlite_file, "MIGRATIONS", more)
@@ -188,7 +188,7 @@ def test_a_migration_leads_an_older_file_to_the_present(url, path, monkeypatch, 
 @pytest.mark.parametrize(
     ("place", "advice"), [("missing/locks.db", "mkdir -p"), ("", "it is a folder"), ("file/locks.db", "not a folder")]
 )
-def test_a_place_where_no_file_can_be_says_what_to_do(tmp_path, place, advice):
+def test_a_path_where_no_file_can_be_created_says_what_to_do(tmp_path, place, advice):
     (tmp_path / "file").touch()
     with pytest.raises(StoreUnusable, match=advice):
         open_store(f"sqlite:///{tmp_path}/{place}", namespace="default")
@@ -201,14 +201,14 @@ os.setgid(65534); os.setuid(65534)
 try:
     open_store(sys.argv[1], namespace="default")
 except Exception as error:
-    say(type(error).__name__, error)
+    report(type(error).__name__, error)
 """
 
 
 @pytest.mark.parametrize(
     ("folder_mode", "file_mode", "advice"), [(0o755, None, "folder"), (0o777, 0o444, "chmod u+rw")]
 )
-def test_what_may_not_be_written_says_what_to_do(tmp_path, folder_mode, file_mode, advice):
+def test_a_file_without_write_permission_says_what_to_do(tmp_path, folder_mode, file_mode, advice):
     if os.geteuid() != 0:
         pytest.skip("needs to be root to become somebody else")
     folder = tmp_path / "folder"
@@ -221,12 +221,12 @@ def test_what_may_not_be_written_says_what_to_do(tmp_path, folder_mode, file_mod
         query(folder / "locks.db", "PRAGMA user_version = 0")
         (folder / "locks.db").chmod(file_mode)
     with running(UNPRIVILEGED, f"sqlite:///{folder}/locks.db") as process:
-        said = process.hear()
-    assert said.startswith("StoreUnusable")
-    assert advice in said
+        printed = process.read_line()
+    assert printed.startswith("StoreUnusable")
+    assert advice in printed
 
 
-def test_companion_files_are_open_to_those_who_may_write_the_database(url, path, opened):
+def test_companion_files_have_the_permissions_of_the_database(url, path, opened):
     old = os.umask(0o077)
     try:
         path.touch()
@@ -240,7 +240,7 @@ def test_companion_files_are_open_to_those_who_may_write_the_database(url, path,
     assert stat.S_IMODE(path.with_name("locks.db-wake").stat().st_mode) == 0o770
 
 
-def test_a_network_file_system_is_warned_about_once_a_path(url, opened, monkeypatch):
+def test_a_network_file_system_is_warned_about_once_per_path(url, opened, monkeypatch):
     monkeypatch.setattr(sqlite_store, "network_file_system", lambda _: "nfs4")
     with pytest.warns(RuntimeWarning, match="network file system .nfs4."):
         opened(url)
@@ -256,7 +256,7 @@ def test_an_old_sqlite_is_refused(url, monkeypatch):
         open_store(url, namespace="default")
 
 
-def test_deleting_the_file_under_a_client_is_told_clearly(url, path, opened, monkeypatch):
+def test_deleting_the_file_of_an_open_client_is_a_clear_error(url, path, opened, monkeypatch):
     monkeypatch.setattr(sqlite_file, "LOOK_SECONDS", 0)
     store = opened(url)
     connection, reader = store.connect("commands"), store.connect("queries")
@@ -276,7 +276,7 @@ def test_deleting_the_file_under_a_client_is_told_clearly(url, path, opened, mon
         connection.execute([acquire("other")])
 
 
-def test_a_full_disk_is_told_and_leaves_the_connection_usable(url, opened):
+def test_a_full_disk_is_an_error_and_leaves_the_connection_usable(url, opened):
     connection = opened(url).connect("commands")
     connection.execute([acquire()])
     with connection._handle.active:
@@ -293,7 +293,7 @@ def test_a_full_disk_is_told_and_leaves_the_connection_usable(url, opened):
     assert isinstance(connection.execute([acquire("0" * 100)])[0], out.Granted)
 
 
-def test_corruption_that_shows_later_makes_the_store_unusable(url, path, opened):
+def test_corruption_that_is_found_later_makes_the_store_unusable(url, path, opened):
     connection = opened(url).connect("commands")
     connection.execute([acquire(f"{n:0200}") for n in range(200)])
     connection.close()
@@ -334,7 +334,7 @@ def test_a_batch_that_changes_nothing_writes_nothing(url, path, opened):
         {"top": {"forced": {"at": 1, "by": "o", "reason": "r"}}},
     ],
 )
-def test_renewing_many_is_equal_to_the_rule_for_records_of_every_shape(url, path, opened, clock, extra):
+def test_renewing_many_leases_equals_the_rule_for_records_of_every_shape(url, path, opened, clock, extra):
     """Also for fields of another version, and for defaults that were written out."""
     connection = opened(url, clock=clock).connect("heartbeats")
     keys = [f"k{n}" for n in range(12)]
@@ -359,7 +359,7 @@ def test_renewing_many_is_equal_to_the_rule_for_records_of_every_shape(url, path
 # ---------------------------------------------------------------- fork
 
 
-def test_a_child_of_a_fork_opens_its_own_and_the_parent_goes_on(url, opened):
+def test_a_forked_child_opens_its_own_connection_and_the_parent_continues(url, opened):
     store = opened(url)
     connection = store.connect("commands")
     watch = store.watch("b", print)
@@ -384,7 +384,7 @@ def test_a_child_of_a_fork_opens_its_own_and_the_parent_goes_on(url, opened):
 
 
 def test_what_a_child_writes_is_not_lost_when_its_parent_closes_the_file(url, opened):
-    """SQLite's locks live in the process's memory: a child that inherited them would hold none of its own."""
+    """SQLite's locks are in the memory of the process: a child that inherited them would hold no lock."""
     store = opened(url)
     connection = store.connect("commands")
     connection.execute([acquire("parent")])
@@ -427,7 +427,7 @@ store.close()
 """
 
 
-def test_forks_beside_busy_threads_hurt_neither_side(url, opened):
+def test_forks_beside_busy_threads_harm_neither_process(url, opened):
     store = opened(url)
     stop = threading.Event()
     done = []
@@ -461,7 +461,7 @@ def test_forks_beside_busy_threads_hurt_neither_side(url, opened):
     assert len(page.items) == 10
 
 
-def test_a_child_that_inherited_an_open_transaction_is_refused_not_endangered(url, opened, monkeypatch):
+def test_a_child_that_inherited_an_open_transaction_is_refused(url, opened, monkeypatch):
     monkeypatch.setattr(sqlite_file, "FORK_PATIENCE_SECONDS", 0.01)
     store = opened(url)
     connection = store.connect("commands")
@@ -492,7 +492,7 @@ def _is_open(fd):
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="this system does not tell which files are open")
 @pytest.mark.parametrize("new", [True, False], ids=["made", "looked-at"])
-def test_a_fork_while_another_thread_opens_the_file_takes_no_connection_along(url, opened, monkeypatch, new):
+def test_a_fork_while_another_thread_opens_the_file_inherits_no_connection(url, opened, monkeypatch, new):
     if not new:
         opened(url)
     looking, look = threading.Event(), sqlite_file._look
@@ -513,7 +513,7 @@ def test_a_fork_while_another_thread_opens_the_file_takes_no_connection_along(ur
         opening.join(20)
 
 
-def test_one_thread_at_a_time_forks_and_lets_go_only_of_its_own(url, opened, monkeypatch):
+def test_one_thread_forks_at_a_time_and_releases_only_its_own_fork_lock(url, opened, monkeypatch):
     monkeypatch.setattr(sqlite_file, "FORK_PATIENCE_SECONDS", 0.01)
     connection = opened(url).connect("commands")
     sqlite_file._before_fork()
@@ -525,7 +525,7 @@ def test_one_thread_at_a_time_forks_and_lets_go_only_of_its_own(url, opened, mon
     second = threading.Thread(target=fork_too)
     try:
         second.start()
-        second.join(0.3)  # it has had its time, and must not have come through
+        second.join(0.3)  # it has waited, and must not have forked
         assert connection._handle.active.locked(), "nobody may open it before the first one has forked"
         assert second.is_alive()
     finally:
@@ -534,7 +534,7 @@ def test_one_thread_at_a_time_forks_and_lets_go_only_of_its_own(url, opened, mon
     assert isinstance(connection.execute([acquire()])[0], out.Granted)
 
 
-def test_many_threads_that_fork_and_open_clients_at_once_hurt_nobody(url, opened):
+def test_many_threads_may_fork_and_open_clients_at_once(url, opened):
     store = opened(url)
     stop, answers = threading.Event(), []
 
@@ -563,7 +563,7 @@ def test_many_threads_that_fork_and_open_clients_at_once_hurt_nobody(url, opened
     assert answers == ["([], True)"] * 16
 
 
-def test_a_file_that_is_locked_by_others_says_whether_something_was_done(path):
+def test_the_error_of_a_locked_file_says_whether_something_was_done(path):
     busy = sqlite3.OperationalError("database is locked")
     busy.sqlite_errorcode = sqlite3.SQLITE_BUSY
     assert "Nothing was done" in str(sqlite_file.store_error(busy, path))
@@ -572,8 +572,8 @@ def test_a_file_that_is_locked_by_others_says_whether_something_was_done(path):
     assert "Nothing was done" not in str(unknown)
 
 
-def test_a_child_of_a_fork_in_the_middle_of_an_opening_is_refused_too(url, opened, monkeypatch):
-    """The file is being opened for longer than a fork waits: that connection is not known to anybody yet."""
+def test_a_child_forked_while_a_file_is_being_opened_is_refused_too(url, opened, monkeypatch):
+    """The file is being opened for longer than a fork waits: that connection is not registered yet."""
     monkeypatch.setattr(sqlite_file, "FORK_PATIENCE_SECONDS", 0.01)
     store = opened(url)
     looking, go_on, look = threading.Event(), threading.Event(), sqlite_file._look
@@ -601,7 +601,7 @@ def test_a_child_of_a_fork_in_the_middle_of_an_opening_is_refused_too(url, opene
         opening.join(20)
 
 
-def test_a_ttl_of_a_year_is_a_number_that_the_file_can_hold(url, opened):
+def test_a_ttl_of_a_year_can_be_stored(url, opened):
     connection = opened(url).connect("commands")
     grants = connection.execute([acquire(f"k{n}", ttl=366 * 86_400) for n in range(9)])
     outcomes = connection.execute([renew(f"k{n}", token=g.token, ttl=366 * 86_400) for n, g in enumerate(grants)])

@@ -1,4 +1,4 @@
-"""How hints travel beside a SQLite file: by sockets, or by polling, and what may be in the way."""
+"""Hints beside a SQLite file: by sockets, or by polling, and their faults."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from holdfast.testing.processes import running
 
 
 @pytest.fixture
-def heard():
+def received():
     return []
 
 
 @pytest.fixture
-def watching(heard):
+def watching(received):
     """Watch a channel of a store until the end of the test."""
     watches = []
 
     def watch(store, channel="b"):
-        watches.append(store.watch(channel, lambda ids: heard.append(None if ids is None else list(ids))))
+        watches.append(store.watch(channel, lambda ids: received.append(None if ids is None else list(ids))))
         return watches[-1]
 
     yield watch
@@ -42,10 +42,10 @@ store = open_store(sys.argv[1], namespace="default")
 connection = store.connect("commands")
 for key in sys.argv[2:]:
     granted, = connection.execute([acquire(key)])
-    say(granted.token)
+    report(granted.token)
     sys.stdin.readline()
     connection.execute([release(key, token=granted.token)])
-say("released")
+report("released")
 sys.stdin.readline()
 """
 
@@ -53,7 +53,7 @@ sys.stdin.readline()
 @pytest.mark.parametrize("options", ["", "?wakeup=poll"])
 @pytest.mark.parametrize("depth", [0, 12], ids=["short path", "path longer than a socket's name may be"])
 @pytest.mark.parametrize("channel", ["b", "/b/√ and more" * 9], ids=["plain channel", "odd channel"])
-def test_another_process_is_heard(tmp_path, opened, watching, heard, options, depth, channel):  # noqa: PLR0917
+def test_a_hint_from_another_process_is_received(tmp_path, opened, watching, received, options, depth, channel):  # noqa: PLR0917
     folder = tmp_path.joinpath(*["folder-name"] * depth)
     folder.mkdir(parents=True, exist_ok=True)
     url = f"sqlite:///{folder}/locks.db{options}"
@@ -62,43 +62,43 @@ def test_another_process_is_heard(tmp_path, opened, watching, heard, options, de
     assert type(watch) is (wakeup.PollingWatch if options else wakeup.SocketWatch)
     connection = store.connect("commands")
     with running(RELEASER, url, "k") as other:
-        other.hear()
+        other.read_line()
         connection.execute([wait(id=f"{channel}.1")])
         watch.expect(f"{channel}.1", eager=True)
-        heard.clear()
-        other.tell()
-        eventually(lambda: [None if options else [f"{channel}.1"]] == heard[:1])
-        assert other.hear() == "released"
+        received.clear()
+        other.send_line()
+        eventually(lambda: [None if options else [f"{channel}.1"]] == received[:1])
+        assert other.read_line() == "released"
 
 
-def test_a_process_that_polls_tells_those_who_listen_on_a_socket(tmp_path, opened, watching, heard):
+def test_a_process_that_polls_sends_hints_to_sockets(tmp_path, opened, watching, received):
     url = f"sqlite:///{tmp_path}/locks.db"
     store = opened(url)
     watching(store)
     connection = store.connect("commands")
     with running(RELEASER, f"{url}?wakeup=poll", "k") as other:
-        other.hear()
+        other.read_line()
         connection.execute([wait(id="b.1")])
-        other.tell()
-        assert other.hear() == "released"
-        assert eventually(lambda: heard) == [["b.1"]]
+        other.send_line()
+        assert other.read_line() == "released"
+        assert eventually(lambda: received) == [["b.1"]]
 
 
-def test_polling_hears_also_when_nobody_is_eager(tmp_path, opened, watching, heard):
+def test_polling_also_finds_changes_without_an_eager_waiter(tmp_path, opened, watching, received):
     store = opened(f"sqlite:///{tmp_path}/locks.db?wakeup=poll")
     watching(store, "other")
     connection = store.connect("commands")
-    eventually(lambda: connection.execute([acquire(id=f"b.{len(heard)}")]) and heard)
-    assert heard[0] is None
+    eventually(lambda: connection.execute([acquire(id=f"b.{len(received)}")]) and received)
+    assert received[0] is None
 
 
-def test_where_a_socket_cannot_be_bound_the_store_polls(tmp_path, opened, watching):
+def test_the_store_polls_if_a_socket_cannot_be_bound(tmp_path, opened, watching):
     store = opened(f"sqlite:///{tmp_path}/locks.db")
     (tmp_path / "locks.db-wake").write_text("in the way")
     assert isinstance(watching(store), wakeup.PollingWatch)
 
 
-def test_the_socket_of_a_dead_process_is_removed_after_a_while(tmp_path, opened, watching):
+def test_the_socket_of_an_ended_process_is_removed_after_a_while(tmp_path, opened, watching):
     store = opened(f"sqlite:///{tmp_path}/locks.db")
     folder = tmp_path / "locks.db-wake"
     folder.mkdir()
@@ -115,7 +115,7 @@ def dead_socket(path):
 
 
 def hand_over(connection, *waiters):
-    """Let these wait for a key in turn, and give it free. Returns the record after that."""
+    """Let these attempts wait for a key in turn, and release it. Returns the record after that."""
     (held,) = connection.execute([acquire()])
     connection.execute([*waiters])
     connection.execute([release(token=held.token)])
@@ -123,7 +123,9 @@ def hand_over(connection, *waiters):
     return seen.record
 
 
-def test_an_offer_to_a_dead_process_is_passed_over_at_once_and_the_next_are_hinted(tmp_path, opened, watching, heard):
+def test_an_offer_to_an_ended_process_is_passed_over_at_once_and_the_next_are_hinted(
+    tmp_path, opened, watching, received
+):
     store = opened(f"sqlite:///{tmp_path}/locks.db")
     watching(store)
     dead_socket(tmp_path / "locks.db-wake" / "dead")
@@ -133,10 +135,10 @@ def test_an_offer_to_a_dead_process_is_passed_over_at_once_and_the_next_are_hint
     assert [(one.id, one.passed, one.missed) for one in record.waiters] == [
         ("dead.0", True, 1), ("dead.1", True, 0), ("dead.2", True, 0), ("b.1", True, 0)
     ]  # fmt: skip
-    assert heard == [["b.1"]]
+    assert received == [["b.1"]]
 
 
-def test_a_waiter_that_does_not_listen_is_not_passed_over(tmp_path, opened):
+def test_a_waiter_without_a_socket_is_not_passed_over(tmp_path, opened):
     store = opened(f"sqlite:///{tmp_path}/locks.db")
     connection = store.connect("commands")
     (tmp_path / "locks.db-wake").mkdir()
@@ -145,7 +147,7 @@ def test_a_waiter_that_does_not_listen_is_not_passed_over(tmp_path, opened):
     assert [holder.id for holder in record.holders] == ["dead.1"]
 
 
-def test_a_missing_or_full_socket_is_no_sign_of_death(tmp_path, opened):
+def test_a_missing_or_full_socket_does_not_count_as_an_ended_process(tmp_path, opened):
     store = opened(f"sqlite:///{tmp_path}/locks.db")
     folder = tmp_path / "locks.db-wake"
     folder.mkdir()
@@ -161,7 +163,7 @@ def test_a_missing_or_full_socket_is_no_sign_of_death(tmp_path, opened):
         assert [one.id for one in hand_over(connection, wait(id="paused.1", listens=True)).holders] == ["paused.1"]
 
 
-def test_a_watch_does_not_take_a_socket_that_is_being_made_for_a_dead_one(tmp_path, opened, watching):
+def test_a_watch_does_not_remove_a_socket_that_is_being_created(tmp_path, opened, watching):
     store = opened(f"sqlite:///{tmp_path}/locks.db")
     folder = tmp_path / "locks.db-wake"
     folder.mkdir()
@@ -171,7 +173,7 @@ def test_a_watch_does_not_take_a_socket_that_is_being_made_for_a_dead_one(tmp_pa
     assert (folder / f"{wakeup._UNFINISHED}1-1").exists()
 
 
-def test_a_watch_comes_back_after_its_folder_was_deleted(tmp_path, opened, watching, heard, monkeypatch):
+def test_a_watch_works_again_after_its_folder_was_deleted(tmp_path, opened, watching, received, monkeypatch):
     monkeypatch.setattr(wakeup, "CHECK_SECONDS", 0.01)
     url = f"sqlite:///{tmp_path}/locks.db"
     store = opened(url)
@@ -182,13 +184,13 @@ def test_a_watch_comes_back_after_its_folder_was_deleted(tmp_path, opened, watch
     folder.rmdir()
     eventually(lambda: (folder / "b").exists())
     with running(RELEASER, url, "k") as other:
-        other.hear()
+        other.read_line()
         connection.execute([wait(id="b.1")])
-        other.tell()
-        assert eventually(lambda: heard) == [["b.1"]]
+        other.send_line()
+        assert eventually(lambda: received) == [["b.1"]]
 
 
-def test_a_full_or_missing_receiver_does_not_hurt_the_sender(tmp_path, opened):
+def test_a_full_or_missing_receiver_does_not_affect_the_sender(tmp_path, opened):
     store = opened(f"sqlite:///{tmp_path}/locks.db")
     connection = store.connect("commands")
     folder = tmp_path / "locks.db-wake"
@@ -201,16 +203,16 @@ def test_a_full_or_missing_receiver_does_not_hurt_the_sender(tmp_path, opened):
         assert type(connection.execute([release(token=held.token)])[0]).__name__ == "Released"
 
 
-def test_many_hints_at_once_become_one_that_says_look_for_yourself(tmp_path, opened, watching, heard):
+def test_many_hints_at_once_become_one_hint_without_names(tmp_path, opened, watching, received):
     store = opened(f"sqlite:///{tmp_path}/locks.db")
     watch = watching(store)
     wakeup._local_hints.forget()  # as another process sees it
     store._sender.send({"b": [f"b.{n:0500}" for n in range(100)]})
-    assert eventually(lambda: heard) == [None]
+    assert eventually(lambda: received) == [None]
     watch.close()
 
 
-def test_a_mistake_in_a_callback_ends_neither_thread_nor_command(tmp_path, opened, caplog):
+def test_an_error_in_a_callback_ends_neither_thread_nor_command(tmp_path, opened, caplog):
     def mistaken(_):
         raise RuntimeError("mistake")
 

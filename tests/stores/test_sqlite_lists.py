@@ -1,4 +1,4 @@
-"""Lists of runs on SQLite: equal to the rule, and no dearer for all the runs that they are not about.
+"""Lists of runs on SQLite: equal to the rule, and their cost does not depend on other runs.
 
 Work is counted in steps of SQLite's virtual machine, which do not depend on the machine.
 """
@@ -37,7 +37,7 @@ def url(tmp_path):
 
 
 def plant(url, runs):
-    """Put runs into the tables as they are, without the history that would have led there."""
+    """Insert runs into the tables directly, without their history."""
     rows = [
         (one.id, one.type, one.workflow, one.status, one.created_at, one.due_at, msgspec.json.encode(one).decode())
         for one in runs
@@ -88,8 +88,8 @@ def steps(connection, command, kind):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_whatever_the_filter_the_pages_are_those_of_the_rule(url, opened, monkeypatch, seed):
-    """With rounds of few rows, so that every source is exhausted, passed over or filled at some time."""
+def test_pages_of_every_filter_equal_those_of_the_rule(url, opened, monkeypatch, seed):
+    """With rounds of few rows, so that every source is exhausted, skipped or filled at some time."""
     monkeypatch.setattr(sqlite_lists, "FIRST_ROWS", 2)
     monkeypatch.setattr(sqlite_lists, "FACTOR", 2)
     pick = random.Random(seed)
@@ -127,7 +127,7 @@ def test_whatever_the_filter_the_pages_are_those_of_the_rule(url, opened, monkey
         assert [run.id for run in found] == [run.id for run in expected], wanted
 
 
-def test_runs_are_listed_by_the_attributes_that_they_have_now(url, opened):
+def test_runs_are_listed_by_their_current_attributes(url, opened):
     connection = opened(url).connect("commands")
     lease = c.Acquire(key="worker/w.1", id="w.1", label=ME, kind="worker", ttl=60 * SECOND)
     register_worker = r.RegisterWorker(worker="w.1", name="w", types=("order",))
@@ -208,7 +208,7 @@ LOOKS = {
 
 
 @pytest.mark.parametrize("name", LOOKS)
-def test_what_engines_ask_all_the_time_does_not_grow_with_ended_runs(stocks, opened, name):
+def test_the_cost_of_frequent_engine_queries_does_not_grow_with_ended_runs(stocks, opened, name):
     command, kind = LOOKS[name]
     spent = {}
     for number, url in stocks.items():
@@ -220,8 +220,8 @@ def test_what_engines_ask_all_the_time_does_not_grow_with_ended_runs(stocks, ope
 
 
 @pytest.mark.parametrize("name", [name for name in LOOKS if name != "count"])
-def test_what_engines_ask_all_the_time_does_not_grow_with_parked_runs(url, opened, name):
-    """Runs that sleep until a far day. (They are counted one by one, because a number that is kept could be wrong.)"""
+def test_the_cost_of_frequent_engine_queries_does_not_grow_with_parked_runs(url, opened, name):
+    """Runs that sleep for a long time. (They are counted one by one, because a stored number could be wrong.)"""
     command, kind = LOOKS[name]
     far = 4_000_000_000 * SECOND
     connection = opened(url).connect("commands")
@@ -240,7 +240,7 @@ def test_what_engines_ask_all_the_time_does_not_grow_with_parked_runs(url, opene
 
 
 @pytest.mark.parametrize("length", [10_000, 100_000] if FULL else [2_000, 10_000])
-def test_one_more_entry_costs_the_same_however_long_the_history_is(url, opened, length):
+def test_appending_an_entry_costs_the_same_for_every_length_of_history(url, opened, length):
     connection = opened(url).connect("commands")
     lease = c.Acquire(key="worker/w.1", id="w.1", label=ME, kind="worker", ttl=60 * SECOND)
     register_worker = r.RegisterWorker(worker="w.1", name="w", types=("order",))

@@ -1,4 +1,4 @@
-"""Files beside a SQLite database, among users who do not trust each other: real ones, in processes of their own."""
+"""Files beside a SQLite database, among users who do not trust each other: real users, in separate processes."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def beside(path, suffix):
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
-def test_a_new_database_and_all_beside_it_are_for_its_user_alone(url, path, opened, umask, watch):
+def test_a_new_database_and_its_side_files_are_private_to_their_user(url, path, opened, umask, watch):
     before = os.umask(umask)
     try:
         store = opened(url)
@@ -95,7 +95,7 @@ def test_a_new_database_and_all_beside_it_are_for_its_user_alone(url, path, open
 
 
 @pytest.mark.parametrize("asked", [0o600, 0o640, 0o644, 0o660, 0o664, 0o666])
-def test_the_mode_of_an_existing_database_stays_and_is_copied(url, path, opened, asked, watch):
+def test_the_mode_of_an_existing_database_is_kept_and_copied_to_its_side_files(url, path, opened, asked, watch):
     path.touch()
     path.chmod(asked)
     before = os.umask(0o077)
@@ -125,15 +125,15 @@ for name in ("", "-wal", "-shm", "-turn"):
     try:
         file = os.open(f"{path}{name}", os.O_RDONLY)
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        say(name, "taken")
+        report(name, "taken")
     except PermissionError as error:
-        say(name, "refused")
+        report(name, "refused")
 """
 )
 
 
 @as_root
-def test_another_user_can_neither_read_the_database_nor_take_its_turn(url, path, opened):
+def test_another_user_can_neither_read_the_database_nor_take_its_turn_lock(url, path, opened):
     before = os.umask(0o000)
     try:
         connection = opened(url).connect("commands")
@@ -141,8 +141,8 @@ def test_another_user_can_neither_read_the_database_nor_take_its_turn(url, path,
     finally:
         os.umask(before)
     with running(SPY, str(NOBODY), str(NOBODY), str(path)) as spy:
-        said = [spy.hear() for _ in range(4)]
-    assert said == ["refused", "-wal refused", "-shm refused", "-turn refused"]
+        printed = [spy.read_line() for _ in range(4)]
+    assert printed == ["refused", "-wal refused", "-shm refused", "-turn refused"]
     assert isinstance(connection.execute([acquire("other")])[0], out.Granted)
 
 
@@ -151,12 +151,12 @@ sys.stdin.readline()
 store = open_store(sys.argv[1], namespace="default")
 connection = store.connect("commands")
 granted, = connection.execute([acquire(sys.argv[2])])
-say(granted.token > 0)
+report(granted.token > 0)
 sys.stdin.readline()
 """
 
 
-def test_processes_that_make_the_database_at_the_same_moment_make_one_for_their_user_alone(url, path, opened):
+def test_processes_that_create_the_database_at_the_same_moment_create_one_private_database(url, path, opened):
     with (
         running(MAKER, url, "a") as a,
         running(MAKER, url, "b") as b,
@@ -164,8 +164,8 @@ def test_processes_that_make_the_database_at_the_same_moment_make_one_for_their_
         running(MAKER, url, "d") as d,
     ):
         for process in (a, b, c, d):
-            process.tell()
-        assert [process.hear() for process in (a, b, c, d)] == ["True"] * 4
+            process.send_line()
+        assert [process.read_line() for process in (a, b, c, d)] == ["True"] * 4
         assert {mode(beside(path, name)) for name in ("", "-turn", "-wal", "-shm")} == {0o600}
     connection = opened(url).connect("commands")
     assert [type(one) for one in connection.execute([acquire(key, "z.1") for key in "abcd"])] == [out.Busy] * 4
@@ -179,10 +179,10 @@ HOLDER = (
 store = open_store(url, namespace="default")
 connection = store.connect("commands")
 granted, = connection.execute([acquire()])
-say(type(granted).__name__)
+report(type(granted).__name__)
 sys.stdin.readline()
 connection.execute([release(token=granted.token)])
-say("released")
+report("released")
 sys.stdin.readline()
 """
 )
@@ -195,13 +195,13 @@ store = open_store(url, namespace="default")
 watch = store.watch("b", lambda ids: heard.set())
 connection = store.connect("commands")
 queued, = connection.execute([wait(id="b.1")])
-say(type(watch).__name__, type(queued).__name__)
-say(heard.wait(20))
+report(type(watch).__name__, type(queued).__name__)
+report(heard.wait(20))
 granted, = connection.execute([wait(id="b.1")])
-say(type(granted).__name__)
+report(type(granted).__name__)
 connection.execute([release(id="b.1", token=granted.token)])
 watch.close(); connection.close(); store.close()
-say("closed")
+report("closed")
 """
 )
 
@@ -209,7 +209,7 @@ say("closed")
 @as_root
 @pytest.mark.parametrize("first", [ANN, BOB], ids=["by its owner", "by another of the group"])
 @pytest.mark.parametrize("group", [TEAM, STAFF], ids=["their own group", "the folder's group"])
-def test_two_users_of_a_group_share_a_database_and_tell_each_other(path, first, group):
+def test_two_users_of_a_group_share_a_database_and_its_hints(path, first, group):
     path.touch()
     os.chown(path, ANN, TEAM)
     path.chmod(0o660)
@@ -218,12 +218,12 @@ def test_two_users_of_a_group_share_a_database_and_tell_each_other(path, first, 
         path.parent.chmod(0o3770)
     holder, waiter = (ANN, BOB) if first == ANN else (BOB, ANN)
     with running(HOLDER, str(holder), str(group), str(path)) as one:
-        assert one.hear() == "Granted"
+        assert one.read_line() == "Granted"
         with running(WAITER, str(waiter), str(STAFF), str(path)) as other:
-            assert other.hear() == "SocketWatch Queued"
-            one.tell()
-            assert one.hear() == "released"
-            assert [other.hear() for _ in range(3)] == ["True", "Granted", "closed"]
+            assert other.read_line() == "SocketWatch Queued"
+            one.send_line()
+            assert one.read_line() == "released"
+            assert [other.read_line() for _ in range(3)] == ["True", "Granted", "closed"]
 
 
 # -- root and others -----------------------------------------------------------------------------------------------
@@ -231,7 +231,7 @@ def test_two_users_of_a_group_share_a_database_and_tell_each_other(path, first, 
 
 @as_root
 def test_root_uses_the_database_of_another_user_and_leaves_it_usable(path, opened, watch):
-    """Root listens by asking, gives what it makes to the owner, and is told by nobody to change anything else."""
+    """Root polls, gives the files that it creates to the owner, and changes no other file."""
     path.touch()
     os.chown(path, ANN, STAFF)
     path.chmod(0o600)
@@ -242,24 +242,24 @@ def test_root_uses_the_database_of_another_user_and_leaves_it_usable(path, opene
     owners = {(status.st_uid, status.st_gid) for status in (beside(path, one).stat() for one in ("", "-turn", "-wal"))}
     assert owners == {(ANN, STAFF)}
     with running(WAITER, str(ANN), str(STAFF), str(path)) as other:
-        assert other.hear() == "SocketWatch Queued"
+        assert other.read_line() == "SocketWatch Queued"
         connection.execute([release(token=granted.token)])
-        assert [other.hear() for _ in range(3)] == ["True", "Granted", "closed"]
+        assert [other.read_line() for _ in range(3)] == ["True", "Granted", "closed"]
 
 
 @as_root
 def test_a_user_may_not_use_the_database_of_root_unless_its_mode_allows_it(path, opened):
     opened(f"sqlite:///{path}").close()
     with running(BECOME + TRY, str(ANN), str(STAFF), str(path)) as user:
-        assert user.hear().startswith("StoreUnusable")
+        assert user.read_line().startswith("StoreUnusable")
 
 
 TRY = """
 try:
     open_store(url, namespace="default")
-    say("opened")
+    report("opened")
 except Exception as error:
-    say(type(error).__name__, error)
+    report(type(error).__name__, error)
 """
 
 PLANT = (
@@ -270,14 +270,14 @@ if sys.argv[4] == "-wake":
 else:
     Path(f"{path}{sys.argv[4]}").touch()
     Path(f"{path}{sys.argv[4]}").chmod(0o666)
-say("planted")
+report("planted")
 """
 )
 
 
 def plant(path, suffix):
     with running(PLANT, str(NOBODY), str(NOBODY), str(path), suffix) as other:
-        assert other.hear() == "planted"
+        assert other.read_line() == "planted"
 
 
 @as_root
@@ -296,7 +296,7 @@ def test_a_side_file_of_another_user_is_refused(url, path, opened, suffix, befor
 
 
 @as_root
-def test_nobody_listens_or_sends_in_a_folder_of_another_user(url, path, opened, watch):
+def test_no_hint_is_received_or_sent_in_a_folder_of_another_user(url, path, opened, watch):
     store = opened(url)
     plant(path, "-wake")
     connection = store.connect("commands")
@@ -344,7 +344,7 @@ def test_a_wake_up_folder_that_is_a_link_is_not_used(url, path, opened, folder, 
     assert (list(elsewhere.iterdir()), mode(elsewhere)) == ([], 0o755)
 
 
-def test_what_is_not_empty_is_neither_given_away_nor_taken_for_a_turn(url, path, opened):
+def test_a_file_with_content_is_neither_given_away_nor_used_as_a_turn_lock(url, path, opened):
     opened(url).close()
     turn = beside(path, "-turn")
     turn.write_text("a log of root's that somebody moved here")
@@ -366,7 +366,7 @@ def test_a_folder_with_something_in_it_is_not_given_to_the_owner_of_the_database
 
 
 @as_root
-def test_an_empty_turn_that_root_left_is_given_to_the_owner_of_the_database(url, path, opened):
+def test_an_empty_turn_file_that_root_left_is_given_to_the_owner_of_the_database(url, path, opened):
     opened(url).close()
     os.chown(path, ANN, STAFF)
     opened(url).close()
@@ -392,23 +392,23 @@ path = Path(sys.argv[1])
 os.umask(int(sys.argv[2], 8))
 store = open_store(f"sqlite:///{path}", namespace="default")
 watch = store.watch("b", print)
-say(type(watch).__name__)
+report(type(watch).__name__)
 assert touched.wait(20)
 by_path = [what for what in changed if not isinstance(what[1], int) and not str(what[1]).startswith("/proc/self/fd/")]
-say(by_path)
+report(by_path)
 watch.close()
 """
 
 
 @pytest.mark.parametrize("asked", [0o600, 0o660, 0o666])
 @pytest.mark.parametrize("umask", ["000", "077"])
-def test_no_owner_and_no_mode_is_changed_by_a_path(path, asked, umask):
-    """A path may lead elsewhere by the time of the change; only what an open descriptor names is changed."""
+def test_owners_and_modes_are_never_changed_by_path(path, asked, umask):
+    """A path may lead to another file by the time of the change; only files with an open descriptor are changed."""
     path.touch()
     path.chmod(asked)
     with running(WATCHED, str(path), umask) as process:
-        assert process.hear() == "SocketWatch"
-        assert process.hear() == "[]"
+        assert process.read_line() == "SocketWatch"
+        assert process.read_line() == "[]"
 
 
 def test_the_time_of_a_file_behind_a_link_is_not_changed_and_the_link_is_replaced(url, path, opened, watch):
@@ -428,7 +428,7 @@ def test_the_time_of_a_file_behind_a_link_is_not_changed_and_the_link_is_replace
 
 
 @as_root
-def test_a_socket_that_was_exchanged_is_not_opened_to_others(path, opened, monkeypatch, watch):
+def test_the_mode_of_a_socket_that_was_replaced_is_not_changed(path, opened, monkeypatch, watch):
     path.touch()
     path.chmod(0o660)
     secret = path.with_name("secret")
@@ -447,7 +447,7 @@ def test_a_socket_that_was_exchanged_is_not_opened_to_others(path, opened, monke
     assert mode(secret) == 0o600
 
 
-def test_the_turn_of_a_database_that_was_opened_to_a_group_follows_at_its_next_opening(url, path, opened):
+def test_the_turn_file_follows_a_changed_mode_of_the_database_at_the_next_opening(url, path, opened):
     opened(url).close()
     path.chmod(0o660)
     opened(url).close()

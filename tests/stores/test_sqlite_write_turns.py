@@ -1,4 +1,5 @@
-"""Writers take turns: heartbeats first, nobody for ever, and a dead or stopped process is in nobody's way."""
+"""Writers take turns: heartbeats first, no starvation, and a killed or stopped process does not block others for
+long."""
 
 from __future__ import annotations
 
@@ -23,12 +24,12 @@ from holdfast.testing.processes import running
 STUCK = """
 import time
 def clock():
-    say("in the middle")
+    report("in the middle")
     sys.stdin.readline()
     return time.time_ns() // 1000
 store = open_store(sys.argv[1], namespace="default", clock=clock)
 outcome, = store.connect("commands").execute([acquire("theirs")])
-say(type(outcome).__name__)
+report(type(outcome).__name__)
 sys.stdin.readline()
 """
 
@@ -38,10 +39,10 @@ def url(tmp_path):
     return f"sqlite:///{tmp_path}/locks.db"
 
 
-def test_a_process_killed_in_its_turn_is_in_nobodys_way(url, opened):
+def test_a_process_killed_during_its_write_turn_does_not_block_others(url, opened):
     connection = opened(url).connect("commands")
     with running(STUCK, url) as other:
-        assert other.hear() == "in the middle"
+        assert other.read_line() == "in the middle"
         os.kill(other.pid, signal.SIGKILL)
         other.popen.wait()
         began = elapsed()
@@ -51,24 +52,24 @@ def test_a_process_killed_in_its_turn_is_in_nobodys_way(url, opened):
     assert theirs.record is None
 
 
-def test_a_process_stopped_in_its_turn_is_named_after_the_patience_and_goes_on_later(url, opened):
+def test_a_process_stopped_during_its_write_turn_is_named_after_the_timeout_and_continues_later(url, opened):
     impatient = opened(url + "?patience=0.2").connect("commands")
     patient = opened(url).connect("heartbeats")
     with running(STUCK, url) as other:
-        assert other.hear() == "in the middle"
+        assert other.read_line() == "in the middle"
         os.kill(other.pid, signal.SIGSTOP)
         with pytest.raises(StoreUnavailable, match=f"process {other.pid} has locked .*locks.db-turn") as caught:
             impatient.execute([acquire()])
         assert (caught.value.retryable, caught.value.ambiguous) == (True, False)
         assert impatient.execute([c.Inspect(key="k")])[0].record is None, "reads wait for nobody"
         os.kill(other.pid, signal.SIGCONT)
-        other.tell()
-        assert other.hear() == "Granted"
+        other.send_line()
+        assert other.read_line() == "Granted"
         assert isinstance(patient.execute([acquire()])[0], out.Granted)
         assert isinstance(impatient.execute([acquire("theirs", "b.1")])[0], out.Busy)
 
 
-def test_a_program_that_takes_no_turns_is_waited_for_as_long(url, opened, tmp_path):
+def test_another_program_that_locks_the_file_is_waited_for_as_long(url, opened, tmp_path):
     store = opened(url + "?patience=0.2")
     connection = store.connect("commands")
     with closing(sqlite3.connect(tmp_path / "locks.db", isolation_level=None)) as shell:
@@ -81,7 +82,7 @@ def test_a_program_that_takes_no_turns_is_waited_for_as_long(url, opened, tmp_pa
     assert isinstance(connection.execute([acquire()])[0], out.Granted)
 
 
-def test_a_thread_that_waits_too_long_within_its_process_is_told_so(url, opened, tmp_path):
+def test_a_thread_that_waits_too_long_within_its_process_gets_an_error(url, opened, tmp_path):
     store = opened(url + "?patience=0.05")
     connection = store.connect("commands")
     turn, somebody = turn_for(tmp_path / "locks.db"), object()
@@ -92,7 +93,7 @@ def test_a_thread_that_waits_too_long_within_its_process_is_told_so(url, opened,
     assert isinstance(connection.execute([acquire()])[0], out.Granted)
 
 
-def test_within_a_process_heartbeats_go_first_and_the_others_in_order(tmp_path):
+def test_within_a_process_heartbeats_write_first_and_the_others_in_order(tmp_path):
     turn, order = turn_for(tmp_path / "a.db"), []
     turn.take("first", urgent=False, deadline=elapsed() + 5)
 
@@ -113,7 +114,7 @@ def test_within_a_process_heartbeats_go_first_and_the_others_in_order(tmp_path):
     assert turn._taker is None
 
 
-def test_giving_back_a_turn_that_one_does_not_have_takes_it_from_nobody(tmp_path):
+def test_releasing_a_turn_without_having_it_affects_no_other_thread(tmp_path):
     turn = turn_for(tmp_path / "a.db")
     turn.take("me", urgent=False, deadline=elapsed() + 5)
     turn.give("you")
@@ -124,7 +125,7 @@ def test_giving_back_a_turn_that_one_does_not_have_takes_it_from_nobody(tmp_path
 
 
 @pytest.mark.parametrize("where", ["clock", "rule"])
-def test_an_interruption_in_the_middle_leaves_neither_turn_nor_transaction(url, opened, where, monkeypatch):
+def test_an_interrupt_during_a_batch_leaves_neither_a_turn_nor_a_transaction(url, opened, where, monkeypatch):
     interrupted = True
 
     def clock():
@@ -164,7 +165,7 @@ def test_an_error_at_the_commit_is_ambiguous(url, opened, tmp_path):
     assert isinstance(connection.execute([acquire(id="b.1")])[0], out.Granted)
 
 
-def test_looking_again_does_not_touch_a_turn_that_is_in_order(url, opened, tmp_path):
+def test_checking_the_turn_file_again_does_not_change_it(url, opened, tmp_path):
     opened(url).close()
     opened(url).close()
     before = (tmp_path / "locks.db-turn").stat().st_ctime_ns
@@ -176,7 +177,7 @@ def test_looking_again_does_not_touch_a_turn_that_is_in_order(url, opened, tmp_p
 SATURATE = """
 store = open_store(sys.argv[1], namespace="default")
 connection = store.connect("commands")
-say("ready")
+report("ready")
 n = 0
 while True:
     granted, = connection.execute([acquire(sys.argv[2], f"a.{n}")])
@@ -185,12 +186,12 @@ while True:
 """
 
 
-def test_a_heartbeat_gets_its_turn_beside_writers_that_never_rest(url, opened):
-    """The figure itself is the benchmark's; here only starvation would show."""
+def test_heartbeats_do_not_starve_beside_constant_writers(url, opened):
+    """The speed itself is measured by a benchmark; this test shows only starvation."""
     heartbeat = opened(url).connect("heartbeats")
     with running(SATURATE, url, "x") as one, running(SATURATE, url, "y") as two, running(SATURATE, url, "z") as three:
         for process in (one, two, three):
-            assert process.hear() == "ready"
+            assert process.read_line() == "ready"
         waits = []
         for n in range(50):
             began = elapsed()

@@ -1,4 +1,5 @@
-"""A batch is cut by work: no script and no transaction is long, whatever a batch brings. All of it is counted."""
+"""A batch is split by its work: no script and no transaction is long, whatever a batch contains. The work is
+counted."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from holdfast.stores.redis.connection import RedisLink
 from holdfast.stores.redis.scripts import FAST, READ, WRITE
 from holdfast.testing.builders import acquire
 from holdfast.testing.suite.runs import signal, start
-from stores.runs_asking import hire
+from stores.runs_asking import add_worker
 
 AT_MOST = AT_ONCE // OF_A_RUN
 """So many starts are one step."""
@@ -37,7 +38,7 @@ def sizes(commands):
 # -- estimates ---------------------------------------------------------------------------------------------------
 
 
-def test_many_small_commands_go_together_and_few_large_ones_do_not():
+def test_many_small_commands_are_one_part_and_few_large_ones_are_several():
     assert sizes([acquire(f"k{n}") for n in range(AT_ONCE)]) == [AT_ONCE]
     assert sizes([start(f"r{n}") for n in range(2 * AT_MOST + 1)]) == [AT_MOST, AT_MOST, 1]
     large = NewRun(id="r", type="order", input="x" * (BYTES * AT_ONCE // 2), request="q")
@@ -46,7 +47,7 @@ def test_many_small_commands_go_together_and_few_large_ones_do_not():
     assert sizes([]) == []
 
 
-def test_what_is_about_any_number_of_runs_goes_alone():
+def test_a_command_about_any_number_of_runs_is_a_part_of_its_own():
     batch = [start("a"), start("b"), r.UnregisterWorker(worker="w.1"), start("c")]
     assert sizes(batch) == [2, 1, 1]
 
@@ -64,14 +65,14 @@ def test_what_is_about_any_number_of_runs_goes_alone():
     ],
     ids=lambda command: type(command).__name__,
 )
-def test_a_command_whose_values_are_not_of_their_kind_has_an_estimate_too(command):
+def test_a_command_with_values_of_wrong_types_has_an_estimate_too(command):
     assert work_of(command) == OF_A_RUN
 
 
 # -- decisions ---------------------------------------------------------------------------------------------------
 
 
-def test_a_batch_is_as_many_decisions_as_it_is_work():
+def test_a_batch_is_split_by_its_estimated_work():
     source = MemorySource(_Space(), 1)
     outcomes = execute(source, [start(f"r{n}") for n in range(3 * AT_MOST)]).outcomes
     assert [type(outcome) for outcome in outcomes] == [Started] * 3 * AT_MOST
@@ -84,7 +85,7 @@ def test_a_batch_is_as_many_decisions_as_it_is_work():
 
 @pytest.fixture
 def scripts(monkeypatch):
-    """The scripts that were called, each with what it was given."""
+    """The scripts that were called, each with its arguments."""
     call, seen = RedisLink.call, []
 
     def counted(link, script, *arguments):
@@ -100,30 +101,30 @@ class TestRedis:
     @pytest.fixture
     def connection(self, kind, tmp_path, opened):
         connection = opened(kind.url(tmp_path)).connect()
-        hire(connection)
-        connection.execute([start("first")])  # from then on it knows whose leases are asked for
+        add_worker(connection)
+        connection.execute([start("first")])  # from then on it knows whose leases are read
         return connection
 
-    def test_no_script_gets_more_than_so_many_locks(self, connection, scripts):
+    def test_no_script_gets_more_locks_than_the_limit(self, connection, scripts):
         connection.execute([acquire(f"k{n}") for n in range(2 * AT_ONCE)])
         assert [(script, len(rows)) for script, rows in scripts] == [(FAST, AT_ONCE), (FAST, AT_ONCE)]
 
-    def test_no_script_gets_more_than_so_many_runs(self, connection, scripts):
+    def test_no_script_gets_more_runs_than_the_limit(self, connection, scripts):
         outcomes = connection.execute([start(f"r{n}") for n in range(3 * AT_MOST)])
         assert {type(outcome) for outcome in outcomes} == {Started}
         assert [script for script, _ in scripts] == [READ, WRITE] * 3
         for _, (_, _, writes, _) in scripts[1::2]:
             assert sum(command[0] == "RPUSH" for command in writes) == AT_MOST
 
-    def test_commands_keep_their_order_where_a_batch_is_cut(self, connection):
+    def test_commands_keep_their_order_when_a_batch_is_split(self, connection):
         batch = [start(f"r{n}") for n in range(AT_MOST)]
         outcomes = connection.execute([*batch, signal("r0"), start("s"), signal("r0")])
         assert [outcome.number for outcome in outcomes if isinstance(outcome, Posted)] == [1, 2]
         assert len(connection.moments) == len(outcomes)
         assert connection.moments == sorted(connection.moments)
 
-    def test_ends_of_runs_that_others_wait_for_are_two_trips(self, connection, scripts):
-        """What was seen of the runs and of the queue tells what to read; what is there decides."""
+    def test_ends_of_runs_with_a_queue_are_two_round_trips(self, connection, scripts):
+        """What the connection has cached of the runs and of the queue determines what to read."""
         connection.execute([r.PublishLimits(workflow="order", terms=ONE)])
         limited = [start(f"r{n}", worker="w.1", places=(LimitKey("all"),), terms=ONE.digest) for n in range(6)]
         outcomes = connection.execute(limited)
@@ -141,7 +142,7 @@ class TestRedis:
             assert run.id == f"r{n + 1}"
 
     def test_what_is_compared_grows_with_a_batch_and_not_with_its_square(self, connection, monkeypatch):
-        """Each start has a place of its own, so each asks about other lists than its neighbours."""
+        """Each start has its own limit key, so each reads other lists than the others."""
         connection.execute([r.PublishLimits(workflow="order", terms=EACH)])
         count, stem = Counter(), Range.stem
         monkeypatch.setattr(Range, "stem", property(lambda one: count.update([size]) or stem.fget(one)))
@@ -164,7 +165,7 @@ class TestPostgres:
         connection.execute([r.RegisterWorker(worker="w.1", name="worker", types=("order",))])
         return connection
 
-    def test_no_transaction_gets_more_than_so_many_runs(self, connection, monkeypatch):
+    def test_no_transaction_gets_more_runs_than_the_limit(self, connection, monkeypatch):
         trip, runs, commits = Session.trip, [], []
 
         def counted(session, statements):
@@ -180,7 +181,7 @@ class TestPostgres:
         assert runs == [AT_MOST] * 3
         assert len(commits) == 3
 
-    def test_no_statement_of_a_form_gets_more_than_so_many_runs(self, connection, monkeypatch):
+    def test_no_statement_of_a_native_form_gets_more_runs_than_the_limit(self, connection, monkeypatch):
         ask, sent = Session.ask_rows, []
 
         def counted(session, statement):

@@ -16,7 +16,7 @@ AnyClient = Any
 """A `Client` or an `AsyncClient`."""
 
 
-class Colour:
+class ClientMode:
     """Creates sync or async clients, and executes their calls."""
 
     def __init__(self, name: str, loop: asyncio.AbstractEventLoop | None) -> None:
@@ -61,13 +61,13 @@ async def _awaited(answer: Any) -> Any:
 
 
 @contextmanager
-def painted(name: str) -> Iterator[Colour]:
+def open_mode(name: str) -> Iterator[ClientMode]:
     loop = asyncio.new_event_loop() if name == "async" else None
-    colour = Colour(name, loop)
+    mode = ClientMode(name, loop)
     try:
-        yield colour
+        yield mode
     finally:
-        colour.close()
+        mode.close()
         if loop is not None:
             loop.run_until_complete(loop.shutdown_asyncgens())
             loop.close()

@@ -1,7 +1,7 @@
-"""Stores that break one promise each: the rules in memory, with one deliberate fault in the way.
+"""Stores that break one promise each: the rules in memory, with one deliberate fault.
 
-`WAYS` names them all; each says which tests of the public suite must notice it. Run by pytest under its own name, this
-module is the suite on every one of them; `test_broken.py` does that, and looks at what failed.
+`FAULTS` names them all; each states which tests of the public suite must detect it. Run by pytest under its own name,
+this module is the suite on every one of them; `test_broken.py` does that, and checks what failed.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ class Broken:
         return [self.one(command) for command in commands]
 
     def one(self, command: c.Command) -> Any:
-        with suppress(Exception):  # a bad command is not this fault's business
+        with suppress(Exception):  # a bad command has nothing to do with this fault
             command = self.before(command) or command
         outcome = self._connection.execute([command])[0]
         return self.after(command, outcome) or outcome
 
     def before(self, command: c.Command) -> c.Command | None:
-        """The command that is carried out instead."""
+        """The command that is executed instead."""
 
     def after(self, command: c.Command, outcome: Any) -> Any:
-        """The outcome that is told instead."""
+        """The outcome that is returned instead."""
 
     def close(self) -> None:
         self._connection.close()
@@ -67,13 +67,13 @@ class ReleasesForAnyone(Broken):
         return None
 
 
-class TokensOfTheClockAlone(Broken):
+class TokensFollowTheClockOnly(Broken):
     def before(self, command):
         if isinstance(command, c.Acquire):
             self.change(command.key, fence=0)
 
 
-class LetsTheLightPass(Broken):
+class SmallWeightsOvertake(Broken):
     def one(self, command):
         if not isinstance(command, c.Acquire) or not isinstance(command.key, str):
             return super().one(command)
@@ -104,7 +104,7 @@ class RenewalsRevive(Broken):
             )
 
 
-class RenewsByIdAlone(Broken):
+class RenewsByIdOnly(Broken):
     def before(self, command):
         if isinstance(command, c.Renew):
             for holder in self.record(command.key).holders:
@@ -113,7 +113,7 @@ class RenewsByIdAlone(Broken):
         return None
 
 
-class OneFailureTakesTheOthersAlong(Broken):
+class OneFailureFailsTheOthers(Broken):
     def execute(self, commands):
         outcomes = super().execute(commands)
         if any(isinstance(outcome, c.Failed) for outcome in outcomes):
@@ -121,13 +121,13 @@ class OneFailureTakesTheOthersAlong(Broken):
         return outcomes
 
 
-class AnswersTwiceGrantsTwice(Broken):
+class ResendsAreGrantedAgain(Broken):
     count = 0
 
     def before(self, command):
         if isinstance(command, c.Acquire) and any(h.id == command.id for h in self.record(command.key).holders):
-            AnswersTwiceGrantsTwice.count += 1
-            return replace(command, id=f"{command.id}again{AnswersTwiceGrantsTwice.count}")
+            ResendsAreGrantedAgain.count += 1
+            return replace(command, id=f"{command.id}again{ResendsAreGrantedAgain.count}")
         return None
 
 
@@ -140,7 +140,7 @@ class SwapsWithoutComparing(Broken):
 
 
 class SwapsTwice(Broken):
-    """A write that is sent again is taken for another one."""
+    """A write that is sent again counts as another write."""
 
     def before(self, command):
         if isinstance(command, c.SwapSlot):
@@ -150,7 +150,7 @@ class SwapsTwice(Broken):
         return None
 
 
-class ForgetsAFenceAhead(Broken):
+class CleanupRemovesAFenceAhead(Broken):
     def before(self, command):
         return replace(command, retention=-(10**18)) if isinstance(command, c.Cleanup) else None
 
@@ -177,13 +177,13 @@ class PagesEndEarly(Broken):
         return replace(outcome, next=None) if isinstance(outcome, c.LockPage) else None
 
 
-class TheAbandonedComeBack(Broken):
+class AbandonedAttemptsAcquireAgain(Broken):
     def after(self, command, outcome):
         if isinstance(outcome, out.Abandoned):
             self.change(command.key, tombstones=())
 
 
-class LookingSettles(Broken):
+class InspectWrites(Broken):
     def before(self, command):
         if isinstance(command, c.Inspect):
             self._connection.execute([c.Settle(key=command.key)])
@@ -246,7 +246,7 @@ class ListsOfRecordsEndEarly(Broken):
         return replace(outcome, next=None) if isinstance(outcome, c.RecordPage) else None
 
 
-class Deaf:
+class NoHints:
     def __init__(self, *_: Any) -> None:
         self.closed = False
 
@@ -272,8 +272,8 @@ class BrokenStore:
         return self._connect(self._store, role)
 
 
-class Way(NamedTuple):
-    """One way to be broken, and some of the tests that must notice it."""
+class Fault(NamedTuple):
+    """One fault, and some of the tests that must detect it."""
 
     connection: type[Broken]
     caught_by: tuple[str, ...]
@@ -281,103 +281,108 @@ class Way(NamedTuple):
     namespaces: bool = True
 
 
-WAYS = {
-    "a release by anyone": Way(
+FAULTS = {
+    "a release by anyone": Fault(
         ReleasesForAnyone,
         (
-            "test_a_renewal_or_release_with_the_wrong_token_or_by_another_changes_nothing",
-            "test_a_release_changes_nothing_for_the_one_who_came_after",
+            "test_a_renewal_or_release_with_a_wrong_token_or_id_changes_nothing",
+            "test_a_release_sent_again_does_not_affect_the_next_holder",
         ),
     ),
-    "a token that does not rise": Way(
-        TokensOfTheClockAlone,
+    "a token that does not rise": Fault(
+        TokensFollowTheClockOnly,
         ("test_tokens_rise_strictly_also_within_one_moment", "test_tokens_rise_also_when_the_clock_is_set_back"),
     ),
-    "barging past the queue": Way(LetsTheLightPass, ("test_a_light_one_does_not_pass_a_heavy_head_of_the_queue",)),
-    "a waiter that never expires": Way(
+    "overtaking the queue": Fault(
+        SmallWeightsOvertake, ("test_a_small_weight_does_not_overtake_a_large_one_at_the_head_of_the_queue",)
+    ),
+    "a waiter that never expires": Fault(
         WaitersNeverExpire,
         (
-            "test_a_waiter_that_shows_no_sign_of_life_loses_its_place",
-            "test_an_offer_that_is_not_confirmed_in_time_goes_to_the_first_waiter_that_asks",
+            "test_a_waiter_without_a_sign_of_life_loses_its_position",
+            "test_an_unconfirmed_offer_goes_to_the_first_waiter_that_sends_a_command",
         ),
     ),
-    "a renewal that revives": Way(
+    "a renewal that revives": Fault(
         RenewalsRevive,
-        ("test_a_renewal_at_the_moment_of_expiry_is_too_late_also_where_nobody_else_has_come",),
+        ("test_a_renewal_at_the_moment_of_expiry_is_refused_even_without_a_waiter",),
     ),
-    "a renewal under any token": Way(
-        RenewsByIdAlone, ("test_a_renewal_or_release_with_the_wrong_token_or_by_another_changes_nothing",)
+    "a renewal under any token": Fault(
+        RenewsByIdOnly, ("test_a_renewal_or_release_with_a_wrong_token_or_id_changes_nothing",)
     ),
-    "a failure that takes its neighbours along": Way(
-        OneFailureTakesTheOthersAlong,
+    "a failure that fails the others of its batch": Fault(
+        OneFailureFailsTheOthers,
         (
             "test_one_bad_command_fails_alone",
-            "test_a_bad_command_spares_its_neighbours_on_the_same_key",
+            "test_a_bad_command_does_not_affect_other_commands_on_the_same_key",
             "test_a_bad_write_fails_alone",
-            "test_what_cannot_be_stored_fails_alone",
+            "test_a_value_that_cannot_be_stored_fails_alone",
         ),
     ),
-    "a second grant for a lost reply": Way(
-        AnswersTwiceGrantsTwice,
+    "a second grant for a lost reply": Fault(
+        ResendsAreGrantedAgain,
         (
-            "test_an_acquire_gets_the_one_grant_and_not_a_second",
-            "test_an_acquire_of_a_mutex_is_not_shut_out_by_itself",
+            "test_an_acquire_sent_again_returns_the_same_grant",
+            "test_an_acquire_of_a_mutex_sent_again_is_not_refused_by_its_own_grant",
         ),
     ),
-    "a swap without comparing": Way(
+    "a swap without comparing": Fault(
         SwapsWithoutComparing,
         (
-            "test_a_write_on_what_is_not_the_last_write_is_a_conflict_and_changes_nothing",
-            "test_threads_that_count_in_a_slot_lose_no_update",
+            "test_a_write_based_on_an_older_write_is_a_conflict_and_changes_nothing",
+            "test_threads_that_increment_a_slot_lose_no_update",
         ),
     ),
-    "a swap that is made twice": Way(SwapsTwice, ("test_a_swap_is_made_once_and_told_twice",)),
-    "a cleanup that forgets a fence ahead of the clock": Way(
-        ForgetsAFenceAhead,
-        ("test_a_fence_ahead_of_the_clock_is_not_forgotten", "test_cleanup_spares_a_key_that_was_just_used"),
+    "a swap that is made twice": Fault(SwapsTwice, ("test_a_swap_sent_again_is_made_once_and_confirmed_twice",)),
+    "a cleanup that forgets a fence ahead of the clock": Fault(
+        CleanupRemovesAFenceAhead,
+        (
+            "test_cleanup_keeps_a_record_whose_fence_is_ahead_of_the_clock",
+            "test_cleanup_keeps_a_key_that_was_used_recently",
+        ),
     ),
-    "an offer for the full ttl": Way(
+    "an offer for the full ttl": Fault(
         OffersForTheFullTtl,
         (
-            "test_an_offer_that_is_not_confirmed_in_time_goes_to_the_first_waiter_that_asks",
-            "test_an_offer_that_ran_out_is_never_revived",
+            "test_an_unconfirmed_offer_goes_to_the_first_waiter_that_sends_a_command",
+            "test_an_expired_offer_cannot_be_confirmed",
         ),
     ),
-    "no hints": Way(
+    "no hints": Fault(
         Broken,
         (
-            "test_a_release_is_heard_by_the_one_who_is_next",
-            "test_those_that_a_record_wakes_are_told_by_their_channel",
-            "test_those_that_a_command_hints_at_are_told_also_where_nothing_changes",
+            "test_a_release_hints_the_next_waiter",
+            "test_attempts_that_a_command_wakes_are_hinted_on_their_channel",
+            "test_hints_of_a_command_are_sent_even_if_no_record_changes",
         ),
-        watch=Deaf,
+        watch=NoHints,
     ),
-    "a record that cannot be removed": Way(
-        RemovedRecordsStay, ("test_a_record_is_made_changed_seen_by_others_and_removed",)
+    "a record that cannot be removed": Fault(
+        RemovedRecordsStay, ("test_a_record_is_created_changed_read_by_other_clients_and_removed",)
     ),
-    "a due time that is not updated": Way(
+    "a due time that is not updated": Fault(
         DueTimesAreNotUpdated, ("test_records_that_are_due_are_found_by_their_time",)
     ),
-    "a record that is written without comparing": Way(
+    "a record that is written without comparing": Fault(
         ChangesOfRecordsAreLost, ("test_threads_that_change_one_record_lose_no_change",)
     ),
-    "a record that is unreadable and taken for none": Way(
-        UnreadableRecordsAreEmpty, ("test_a_record_that_cannot_be_read_is_refused_by_name_and_left_as_it_is",)
+    "a record that is unreadable and taken for none": Fault(
+        UnreadableRecordsAreEmpty, ("test_an_unreadable_record_is_refused_by_name_and_left_unchanged",)
     ),
-    "lists of records that end early": Way(ListsOfRecordsEndEarly, ("test_pages_of_records_come_in_order_and_end",)),
-    "a listing that skips a key": Way(ListingSkipsAKey, ("test_pages_come_in_order_and_end",)),
-    "pages that end early": Way(PagesEndEarly, ("test_no_key_is_left_out_where_there_are_many",)),
-    "an abandoned attempt that comes back": Way(
-        TheAbandonedComeBack, ("test_an_abandoned_attempt_cannot_come_back_for_one_ttl",)
+    "lists of records that end early": Fault(ListsOfRecordsEndEarly, ("test_pages_of_records_come_in_order_and_end",)),
+    "a listing that skips a key": Fault(ListingSkipsAKey, ("test_pages_come_in_order_and_end",)),
+    "pages that end early": Fault(PagesEndEarly, ("test_a_list_of_many_keys_is_complete",)),
+    "an abandoned attempt that acquires again": Fault(
+        AbandonedAttemptsAcquireAgain, ("test_an_abandoned_attempt_cannot_come_back_for_one_ttl",)
     ),
-    "a look that writes": Way(LookingSettles, ("test_looking_settles_for_the_eye_only",)),
-    "one namespace for all": Way(Broken, ("test_namespaces_do_not_see_each_other",), namespaces=False),
+    "a look that writes": Fault(InspectWrites, ("test_inspect_returns_a_settled_record_and_writes_nothing",)),
+    "one namespace for all": Fault(Broken, ("test_namespaces_do_not_see_each_other",), namespaces=False),
 }
 SOUND = "sound"
 """The same harness without a fault."""
 
 
-def suite_for(name: str, way: Way) -> type:
+def suite_for(name: str, broken_by: Fault) -> type:
     class Suite(StoreConformance):
         histories = 10
         patience = 0.3
@@ -387,8 +392,8 @@ def suite_for(name: str, way: Way) -> type:
             return f"memory://{folder}"
 
         def open(self, url, *, namespace, clock):
-            store = open_store(url, namespace=namespace if way.namespaces else "default", clock=clock)
-            return BrokenStore(store, way.connection, way.watch)
+            store = open_store(url, namespace=namespace if broken_by.namespaces else "default", clock=clock)
+            return BrokenStore(store, broken_by.connection, broken_by.watch)
 
         def plant_record(self, url, namespace, kind, key, text):
             store = open_store(url, namespace=namespace)
@@ -396,8 +401,8 @@ def suite_for(name: str, way: Way) -> type:
             store.close()
             return True
 
-    if name != SOUND:  # what takes long is left to those who must notice something
-        for test in {*vars(ClientTests), *vars(ConcurrencyTests)} - set(way.caught_by):
+    if name != SOUND:  # slow tests run only for the faults that they must detect
+        for test in {*vars(ClientTests), *vars(ConcurrencyTests)} - set(broken_by.caught_by):
             if test.startswith("test_"):
                 setattr(Suite, test, None)
     Suite.__name__ = Suite.__qualname__ = "Test_" + name.replace(" ", "_")
@@ -405,5 +410,8 @@ def suite_for(name: str, way: Way) -> type:
 
 
 globals().update(
-    {suite.__name__: suite for suite in (suite_for(*way) for way in {SOUND: Way(Broken, ()), **WAYS}.items())}
+    {
+        suite.__name__: suite
+        for suite in (suite_for(*broken_by) for broken_by in {SOUND: Fault(Broken, ()), **FAULTS}.items())
+    }
 )

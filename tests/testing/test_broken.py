@@ -1,4 +1,4 @@
-"""The public suite notices every way of being broken, and passes the same store without the fault."""
+"""The public suite detects every broken store, and passes the same store without a fault."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FEW_HISTORIES = "20"
 
 @pytest.fixture(scope="module")
 def verdicts():
-    """What failed and what passed of the suite, by the way of being broken: one run of pytest for all."""
+    """The failed and passed tests of the suite, by fault: one run of pytest for all."""
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-rfEp", "--tb=no", "-p", "no:cacheprovider", "--noconftest",
          "-o", "addopts=--import-mode=importlib", "-o", "python_files=broken.py", "tests/testing/broken.py"],
@@ -49,15 +49,15 @@ def test_the_store_without_a_fault_passes(verdicts):
     assert len(sound["PASSED"]) > 80
 
 
-@pytest.mark.parametrize("way", broken.WAYS)
-def test_a_broken_store_is_caught(way, verdicts):
-    assert verdicts[way]["FAILED"] >= set(broken.WAYS[way].caught_by)
+@pytest.mark.parametrize("broken_by", broken.FAULTS)
+def test_a_broken_store_is_detected(broken_by, verdicts):
+    assert verdicts[broken_by]["FAILED"] >= set(broken.FAULTS[broken_by].caught_by)
 
 
-@pytest.mark.parametrize("way", broken.WAYS)
-def test_what_has_nothing_to_do_with_the_fault_still_passes(way, verdicts):
+@pytest.mark.parametrize("broken_by", broken.FAULTS)
+def test_tests_unrelated_to_the_fault_still_pass(broken_by, verdicts):
     """Otherwise the store would be so broken that catching it proves nothing."""
-    assert len(verdicts[way]["PASSED"]) > 40
+    assert len(verdicts[broken_by]["PASSED"]) > 40
 
 
 def test_the_classes_that_need_workflows_are_part_of_the_suite():

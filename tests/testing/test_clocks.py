@@ -1,4 +1,4 @@
-"""The suite on stores with a clock of their own, which runs on by itself: one that can be set, and one that cannot."""
+"""The suite on stores with their own running clock: one that can be set, and one that cannot."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from holdfast.testing.suite.resends import ResendTests
 
 
 class Server:
-    """Memory with a clock that no client brings along."""
+    """A memory store with its own clock."""
 
     def __init__(self, store: Any) -> None:
         self._store = store

@@ -1,4 +1,4 @@
-"""What docs/testing.md shows is run as tests, by the plugin it tells of."""
+"""The examples of docs/testing.md run as tests, with the plugin that it describes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EXAMPLES = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE |
 
 
 @pytest.mark.parametrize("options", [[], ["--holdfast-url", "sqlite:///shared.db"]], ids=["private", "shared"])
-def test_the_examples_pass(pytester, options):
+def test_the_examples_of_the_documentation_pass(pytester, options):
     examples = [text for text in EXAMPLES if "StoreConformance" not in text]
     if "valkey" in left_out():
         examples = [text for text in examples if "servers." not in text]

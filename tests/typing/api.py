@@ -133,10 +133,10 @@ async def async_fences(
     async with engine.begin() as connection:
         await guard_async(connection, "a", lease)
     await guard_async(session, "a", 7)
-    await guard_async(sync, "a", lease)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # the wrong colour
-    guard(db, "a", lease)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # the wrong colour
+    await guard_async(sync, "a", lease)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # the wrong mode
+    guard(db, "a", lease)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # the wrong mode
     await fenced_set_async(client, "a", "value", lease, ex="5 minutes")
-    fenced_set(client, "a", "value", lease)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # the wrong colour
+    fenced_set(client, "a", "value", lease)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # the wrong mode
     script = AsyncFencedScript(cluster, "return 1")
     assert_type(await script("a", lease, keys=["a"]), Any)
 
@@ -158,7 +158,7 @@ def decorated(hf: Client, ahf: AsyncClient) -> None:
 
 
 class Seat:
-    """Any class: a state is what it was said to be."""
+    """Any class, as the type of a state."""
 
 
 def sync_holding(hf: Client) -> None:

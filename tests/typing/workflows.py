@@ -1,4 +1,4 @@
-"""Workflows as type checkers see them: mypy and pyright read this, and nobody runs it.
+"""Workflows as type checkers see them: mypy and pyright read this module; it is never run.
 
 `assert_type` must hold. A line with ignores must be an error to both: an ignore that is not needed is one itself.
 """
@@ -196,7 +196,7 @@ def client_code(hf: Client) -> None:
 
 
 async def async_client_code(hf: AsyncClient) -> None:
-    """The same in the other colour."""
+    """The same with an async client."""
     assert_type(await hf.runs.start(buy, Order(1)), str)
     assert_type(await hf.runs.start(tidy), str)
     assert_type(await hf.runs.start("by name"), str)

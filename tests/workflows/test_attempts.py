@@ -1,4 +1,5 @@
-"""@workflow(retry=...): a pause is a pause, a cancel ends the run in it, and no two attempts' children run at once."""
+"""@workflow(retry=...): delays between attempts, cancellation during a delay, and children of two attempts that do not
+overlap."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ async def children_of(engine, run):
     return {found.id: found.status for found in (await engine.list()).runs if found.parent == run}
 
 
-def test_a_signal_in_the_pause_does_not_end_it(url, played, engine_on):
+def test_a_signal_during_the_delay_between_attempts_does_not_end_it(url, played, engine_on):
     attempts = []
 
     @workflow(retry=LONG)
@@ -37,7 +38,7 @@ def test_a_signal_in_the_pause_does_not_end_it(url, played, engine_on):
         attempts.append(ctx.attempt)
         raise ValueError("not yet")
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [failing]) as engine:
             handle = await engine.start(failing)
             await eventually_async(lambda: suspended(handle))
@@ -58,10 +59,10 @@ def test_a_signal_in_the_pause_does_not_end_it(url, played, engine_on):
     async def claimed_and_parked(engine, handle, claims):
         return await claims_of(engine, handle.id) > claims and await suspended(handle)
 
-    played(story)
+    played(scenario)
 
 
-def test_a_cancel_in_the_pause_ends_the_run_in_it(url, played, engine_on):
+def test_a_cancel_during_the_delay_between_attempts_ends_the_run(url, played, engine_on):
     attempts = []
 
     @workflow(retry=LONG)
@@ -69,7 +70,7 @@ def test_a_cancel_in_the_pause_ends_the_run_in_it(url, played, engine_on):
         attempts.append(ctx.attempt)
         raise ValueError("not yet")
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [failing]) as engine:
             handle = await engine.start(failing)
             await eventually_async(lambda: suspended(handle))
@@ -79,32 +80,32 @@ def test_a_cancel_in_the_pause_ends_the_run_in_it(url, played, engine_on):
             assert (await handle.info()).status == "cancelled"
             assert attempts == [1]
 
-    played(story)
+    played(scenario)
 
 
-def test_signals_that_came_in_the_pause_are_read_by_the_next_attempt(url, played, engine_on):
+def test_signals_that_arrived_during_the_delay_are_read_by_the_next_attempt(url, played, engine_on):
     @workflow(retry=Retry(max_attempts=2, initial="300 ms", jitter=False))
     async def failing(ctx, _none: None) -> list[str]:
         if ctx.attempt == 1:
             raise ValueError("not yet")
         return [await ctx.wait_for_signal("go"), await ctx.wait_for_signal("go")]
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [failing]) as engine:
             handle = await engine.start(failing)
             await handle.signal("go", "one")
             await handle.signal("go", "two")
             assert await handle.result(timeout=20) == ["one", "two"]
 
-    played(story)
+    played(scenario)
 
 
 class Own(Exception):
-    """An exception of somebody's own."""
+    """A user's own exception."""
 
 
 @pytest.mark.parametrize("raised", [Own, PermissionError])
-def test_what_the_workflow_gives_up_on_ends_it_also_when_a_step_raises_it(url, played, engine_on, raised):
+def test_an_exception_that_is_not_retried_ends_the_workflow_also_if_a_step_raises_it(url, played, engine_on, raised):
     runs = []
 
     def work():
@@ -115,18 +116,18 @@ def test_what_the_workflow_gives_up_on_ends_it_also_when_a_step_raises_it(url, p
     async def once(ctx, _none: None) -> None:
         await ctx.step("work", work)
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [once]) as engine:
             handle = await engine.start(once)
             with pytest.raises(WorkflowFailed, match="no use in trying again"):
                 await handle.result(timeout=20)
 
-    played(story)
+    played(scenario)
     assert len(runs) == 1
 
 
 @pytest.mark.parametrize("named", [True, False])
-def test_a_child_that_failed_is_started_anew_with_the_next_attempt(url, played, engine_on, named):
+def test_a_failed_child_is_started_again_in_the_next_attempt(url, played, engine_on, named):
     runs = []
 
     @workflow
@@ -143,7 +144,7 @@ def test_a_child_that_failed_is_started_anew_with_the_next_attempt(url, played, 
     async def above(ctx, _none: None) -> str:
         return await ctx.child(below, id=f"{ctx.run_id}.child" if named else None)
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [above, below]) as engine:
             handle = await engine.start(above, id="above")
             assert await handle.result(timeout=20) == "done"
@@ -157,7 +158,7 @@ def test_a_child_that_failed_is_started_anew_with_the_next_attempt(url, played, 
                     "above/below.attempt-3": "completed",
                 }
 
-    played(story)
+    played(scenario)
     assert len(runs) == 3
 
 
@@ -179,7 +180,7 @@ def test_retry_by_hand_after_the_last_attempt_revives_the_child_that_failed_in_i
     async def above(ctx, _none: None) -> str:
         return await ctx.child(below, id=f"{ctx.run_id}.child" if named else None)
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [above, below]) as engine:
             handle = await engine.start(above, id="above")
             with pytest.raises(WorkflowFailed, match="broken"):
@@ -192,13 +193,13 @@ def test_retry_by_hand_after_the_last_attempt_revives_the_child_that_failed_in_i
             assert found.pop(last) == "completed"
             assert set(found.values()) <= {"failed"}  # what the first attempt started stays as it was
 
-    played(story)
+    played(scenario)
     assert len(runs) == 3
 
 
 @pytest.mark.parametrize("named", [True, False])
-def test_a_child_that_still_lives_is_cancelled_and_awaited_before_the_next_attempt(url, played, engine_on, named):
-    """Its way out takes a while: the second one begins when the first one has ended, though the pause is short."""
+def test_a_running_child_is_cancelled_and_awaited_before_the_next_attempt(url, played, engine_on, named):
+    """Its cleanup takes a while: the second child begins when the first one has ended, though the delay is short."""
     inside, most, leave = [], [], asyncio.Event()
 
     @workflow
@@ -225,7 +226,7 @@ def test_a_child_that_still_lives_is_cancelled_and_awaited_before_the_next_attem
             raise ValueError("the first attempt")
         return await child.result()
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [above, below]) as engine:
             handle = await engine.start(above, id="above")
             first = "above.child" if named else "above/below"
@@ -245,11 +246,11 @@ def test_a_child_that_still_lives_is_cancelled_and_awaited_before_the_next_attem
         info = await handle.info()
         return info.status == "suspended" and info.due_at is None and info.entries >= 3
 
-    played(story)
+    played(scenario)
     assert most == [1, 1]
 
 
-def test_a_completed_child_with_an_id_of_its_own_gives_its_result_to_the_next_attempt(url, played, engine_on):
+def test_a_completed_child_with_an_explicit_id_gives_its_result_to_the_next_attempt(url, played, engine_on):
     runs = []
 
     @workflow
@@ -267,16 +268,16 @@ def test_a_completed_child_with_an_id_of_its_own_gives_its_result_to_the_next_at
             raise ValueError("later")
         return found
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [above, below]) as engine:
             handle = await engine.start(above)
             assert await handle.result(timeout=20) == [10, 20]
 
-    played(story)
+    played(scenario)
     assert sorted(runs) == [1, 2, 2, 2]  # one without an id is a part of its attempt, as a step is
 
 
-def test_a_child_with_an_id_of_its_own_cannot_be_given_another_input_by_a_later_attempt(url, played, engine_on):
+def test_a_child_with_an_explicit_id_cannot_get_another_input_in_a_later_attempt(url, played, engine_on):
     @workflow
     async def below(ctx, n: int) -> int:
         return n
@@ -288,19 +289,19 @@ def test_a_child_with_an_id_of_its_own_cannot_be_given_another_input_by_a_later_
             raise ValueError("later")
         return found
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [above, below]) as engine:
             handle = await engine.start(above)
             with pytest.raises(WorkflowFailed, match=r"with another workflow or input.*ctx\.attempt"):
                 await handle.result(timeout=20)
             assert (await engine.get("child")).result == 1
 
-    played(story)
+    played(scenario)
 
 
 @pytest.mark.parametrize("url", ["sqlite", "postgres", "valkey"], indirect=True)
-def test_a_crash_in_the_pause_or_in_a_later_attempt_starts_no_child_twice(url, played, engine_on):
-    """The engine is thrown away again and again; each attempt has one child, and the last one's is adopted."""
+def test_a_crash_in_the_delay_or_in_a_later_attempt_starts_no_child_twice(url, played, engine_on):
+    """The engine is discarded repeatedly; each attempt has one child, and that of the last attempt is used again."""
     runs = []
 
     @workflow
@@ -314,7 +315,7 @@ def test_a_crash_in_the_pause_or_in_a_later_attempt_starts_no_child_twice(url, p
     async def above(ctx, _none: None) -> int:
         return await ctx.child(below, ctx.attempt)
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [above, below], grace=0) as engine:
             await engine.start(above, id="above")
         for _ in range(20):
@@ -336,7 +337,7 @@ def test_a_crash_in_the_pause_or_in_a_later_attempt_starts_no_child_twice(url, p
     async def suspended_or_running(engine):
         return (await engine.get("above")).status in ("suspended", "running")
 
-    played(story)
+    played(scenario)
 
 
 def test_restart_after_several_attempts_begins_with_the_first_and_its_child(url, played, engine_on):
@@ -356,7 +357,7 @@ def test_restart_after_several_attempts_begins_with_the_first_and_its_child(url,
     async def above(ctx, _none: None) -> int:
         return await ctx.child(below, ctx.attempt)
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [above, below]) as engine:
             handle = await engine.start(above, id="above")
             with pytest.raises(WorkflowFailed, match="broken"):
@@ -367,7 +368,7 @@ def test_restart_after_several_attempts_begins_with_the_first_and_its_child(url,
             assert await handle.result(timeout=20) == 2
             assert runs == [1, 2, 1, 2]
 
-    played(story)
+    played(scenario)
 
 
 def test_an_expired_timeout_ends_a_run_whose_child_does_not_end(played):
@@ -387,18 +388,18 @@ def test_an_expired_timeout_ends_a_run_whose_child_does_not_end(played):
         await ctx.sleep(1)
         raise ValueError("broken")
 
-    async def story():
+    async def scenario():
         async with TestEngine([above, below]) as engine:
             handle = await engine.start(above)
             await engine.advance("12 seconds")
             assert (await handle.info()).status == "timed_out"
 
-    played(story)
+    played(scenario)
 
 
 @pytest.mark.parametrize("url", ["sqlite", "postgres", "valkey"], indirect=True)
-def test_a_child_that_failed_in_this_attempt_is_not_started_anew_after_a_crash(url, played, engine_on):
-    """The second attempt's child fails while nobody drives the parent: that is the second attempt's failure."""
+def test_a_child_that_failed_in_this_attempt_is_not_started_again_after_a_crash(url, played, engine_on):
+    """The second attempt's child fails while the parent has no driver: that is the second attempt's failure."""
     runs = []
 
     @workflow
@@ -411,7 +412,7 @@ def test_a_child_that_failed_in_this_attempt_is_not_started_anew_after_a_crash(u
     async def above(ctx, _none: None) -> str:
         return await ctx.child(below, id="child")
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [above, below]) as engine:
             await engine.start(above, id="above")
             await eventually_async(lambda: there(engine, "child"))
@@ -427,17 +428,17 @@ def test_a_child_that_failed_in_this_attempt_is_not_started_anew_after_a_crash(u
             assert not await living(engine, "child")
 
     async def second(engine):
-        """The child was revived, and claimed again."""
+        """The child was retried, and claimed again."""
         claim, _ = await engine._run(engine._ready().see("child"))
         return claim.run.living and claim.run.claims == 2
 
-    played(story)
+    played(scenario)
     assert runs == ["child", "child"]
 
 
 @pytest.mark.parametrize("url", ["sqlite", "postgres"], indirect=True)
-def test_a_transaction_that_a_failed_attempt_asked_for_is_not_carried_out(url, played, engine_on):
-    """While the cancel of a living child is on its way, the attempt has ended: nothing of it is recorded any more."""
+def test_a_transaction_that_a_failed_attempt_requested_is_not_executed(url, played, engine_on):
+    """While a running child is being cancelled, the attempt has ended: nothing of it is recorded any more."""
     done = []
 
     @workflow
@@ -458,18 +459,18 @@ def test_a_transaction_that_a_failed_attempt_asked_for_is_not_carried_out(url, p
         done.append(attempt)
         return attempt
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [above, below]) as engine:
             handle = await engine.start(above)
             assert await handle.result(timeout=20) == [2]
 
-    played(story)
+    played(scenario)
     assert done == [2]
 
 
 @pytest.mark.parametrize("attempt", [1, 2])
-def test_a_run_of_somebody_else_with_the_id_of_a_child_is_not_cancelled(url, played, engine_on, monkeypatch, attempt):
-    """The child is refused, because its id is taken. Its cancel is asked for before that is known."""
+def test_an_unrelated_run_with_the_id_of_a_child_is_not_cancelled(url, played, engine_on, monkeypatch, attempt):
+    """The child is refused, because its id is in use. Its cancel is requested before that is known."""
 
     @workflow
     async def victim(ctx, _none: None) -> str:
@@ -485,7 +486,7 @@ def test_a_run_of_somebody_else_with_the_id_of_a_child_is_not_cancelled(url, pla
         waiting.cancel()
         await ctx.step("effect", int)
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [above, victim]) as engine:
             slow(engine)
             theirs = await engine.start(victim, id="victim")
@@ -500,10 +501,10 @@ def test_a_run_of_somebody_else_with_the_id_of_a_child_is_not_cancelled(url, pla
             engine._worker, "reclaim", lambda *args: engine._worker._loop.call_later(0.2, reclaim, *args)
         )
 
-    played(story)
+    played(scenario)
 
 
-def test_a_run_that_spins_cancels_nobody_elses_run(url, played, engine_on):
+def test_a_run_in_an_endless_loop_cancels_no_unrelated_run(url, played, engine_on):
     @workflow
     async def victim(ctx, _none: None) -> str:
         return await ctx.wait_for_signal("go")
@@ -517,7 +518,7 @@ def test_a_run_that_spins_cancels_nobody_elses_run(url, played, engine_on):
         while True:
             await asyncio.sleep(0)
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [above, victim]) as engine:
             theirs = await engine.start(victim, id="victim")
             with pytest.raises(WorkflowFailed, match="endless loop"):
@@ -525,14 +526,14 @@ def test_a_run_that_spins_cancels_nobody_elses_run(url, played, engine_on):
             await theirs.signal("go", "alive")
             assert await theirs.result(timeout=20) == "alive"
 
-    played(story)
+    played(scenario)
 
 
 @pytest.mark.parametrize(
     "error", [StoreUnusable("it is broken"), RuntimeError("a mistake of ours")], ids=["store", "other"]
 )
 def test_a_child_that_cannot_be_looked_up_does_not_fail_the_run(url, played, engine_on, monkeypatch, error):
-    """The run is let go, and goes on when it is claimed again."""
+    """The run is released, and continues when it is claimed again."""
     broken = [True]
 
     @workflow
@@ -554,11 +555,11 @@ def test_a_child_that_cannot_be_looked_up_does_not_fail_the_run(url, played, eng
     original = worker_host.reclaim
     monkeypatch.setattr(worker_host, "reclaim", lookup)
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [above, below]) as engine:
             assert await (await engine.start(above)).result(timeout=20) == "done"
 
-    played(story)
+    played(scenario)
     assert not broken
 
 
@@ -578,7 +579,7 @@ def test_a_restarted_run_does_not_get_the_result_of_a_child_with_another_input(u
             raise ValueError("not yet")
         return await ctx.child(below, word, id="child" if named else None)
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [above, below]) as engine:
             handle = await engine.start(above)
             assert await handle.result(timeout=20) == "OLD"
@@ -589,18 +590,18 @@ def test_a_restarted_run_does_not_get_the_result_of_a_child_with_another_input(u
             with pytest.raises(WorkflowFailed, match=r"with another workflow or input.*before it was restarted"):
                 await handle.result(timeout=20)
 
-    played(story)
+    played(scenario)
 
 
-def test_a_cancel_that_comes_together_with_the_failure_ends_the_run(url, played, engine_on):
-    """It is there when the pause begins, and nothing else would tell of it before the pause is over."""
+def test_a_cancel_that_arrives_with_the_failure_ends_the_run(url, played, engine_on):
+    """It is in the inbox when the delay begins, and no other event would wake the run during the delay."""
 
     @workflow(retry=LONG)
     async def failing(ctx, _none: None) -> None:
         await ctx.wait_for_signal("go")
         raise ValueError("no")
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [failing]) as engine:
             handles = [await engine.start(failing) for _ in range(5)]
             for handle in handles:
@@ -609,11 +610,11 @@ def test_a_cancel_that_comes_together_with_the_failure_ends_the_run(url, played,
                 with pytest.raises(WorkflowFailed, match="cancelled"):
                     await handle.result(timeout=20)
 
-    played(story)
+    played(scenario)
 
 
 def imports(runs, *, retried="top", named_middle=False, own_leaf=False, deep=False):
-    """The workflows of an import: `top` tries again, `mid` has one child a file, and the file "b" fails once."""
+    """The workflows of an import: `top` is retried, `mid` has one child per file, and the file "b" fails once."""
     again = Retry(max_attempts=3, initial=0)
 
     @workflow
@@ -643,13 +644,13 @@ def imports(runs, *, retried="top", named_middle=False, own_leaf=False, deep=Fal
 
 
 @pytest.mark.parametrize("deep", [False, True])
-def test_a_child_with_an_id_below_one_without_is_refused_in_the_next_attempt_with_what_to_do(
+def test_a_grandchild_with_an_explicit_id_below_a_child_without_is_refused_in_the_next_attempt(
     url, played, engine_on, deep
 ):
-    """It is the child of a run that has ended, which alone is told of its end: nothing of it is changed."""
+    """It is the child of a run that has ended, and only that run would get its end: it is not changed."""
     runs = []
 
-    async def story():
+    async def scenario():
         async with engine_on(url, imports(runs, deep=deep)) as engine:
             handle = await engine.start("top", ["a", "b"], id="top")
             told = (
@@ -661,7 +662,7 @@ def test_a_child_with_an_id_below_one_without_is_refused_in_the_next_attempt_wit
             assert await children_of(engine, "top/mid" + below) == {"import-a": "completed", "import-b": "failed"}
             assert await children_of(engine, f"top/mid.attempt-2{below}") == {}
 
-    played(story)
+    played(scenario)
     assert runs == ["a", "b"]
 
 
@@ -671,25 +672,25 @@ def test_a_child_with_an_id_below_one_without_is_refused_in_the_next_attempt_wit
     [{"retried": "starter"}, {"named_middle": True}, {"own_leaf": True}],
     ids=["who starts the child tries again", "the run in between has an id", "each attempt has children of its own"],
 )
-def test_what_the_refusal_of_such_a_child_advises_helps(url, played, engine_on, way, deep):
+def test_the_advice_of_that_refusal_works(url, played, engine_on, way, deep):
     runs = []
 
-    async def story():
+    async def scenario():
         async with engine_on(url, imports(runs, deep=deep, **way)) as engine:
             handle = await engine.start("top", ["a", "b"], id="top")
             assert await handle.result(timeout=20) == ["A", "B"]
 
-    played(story)
+    played(scenario)
     assert runs == (["a", "b", "b"] if "retried" in way else ["a", "b", "a", "b"])
 
 
-def test_a_run_that_stands_in_the_way_of_a_child_is_told_apart_from_an_earlier_attempt(url, played, engine_on):
+def test_a_run_that_has_the_id_of_a_child_is_distinguished_from_a_child_of_an_earlier_attempt(url, played, engine_on):
     """Its id looks like an earlier attempt's child, but another run has started it."""
 
-    async def story():
+    async def scenario():
         async with engine_on(url, imports([])) as engine:
             await (await engine.start("leaf", "a", id="import-a")).result(timeout=20)
             with pytest.raises(WorkflowFailed, match="another run with the id 'import-a', which this run did not"):
                 await (await engine.start("top", ["a"], id="top")).result(timeout=20)
 
-    played(story)
+    played(scenario)

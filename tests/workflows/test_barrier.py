@@ -1,4 +1,4 @@
-"""What was delivered is durable before the next effect begins, and before anybody hears of the end."""
+"""What was delivered is durable before the next effect begins, and before a client gets the result."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from holdfast.errors import NonDeterminismError, StoreUnavailable
 
 
 class HeldRecords:
-    """Keeps back the records of an engine's runs until it is told to send them."""
+    """Holds the records of an engine's runs back until `let_go`."""
 
     def __init__(self, engine) -> None:
         self._send = engine._worker.send
@@ -38,7 +38,7 @@ async def some_turns():
     await asyncio.sleep(0.02)
 
 
-def test_a_step_begins_when_what_was_before_it_is_recorded(url, played, engine_on):
+def test_a_step_begins_only_when_earlier_results_are_recorded(url, played, engine_on):
     done = []
 
     @workflow
@@ -47,7 +47,7 @@ def test_a_step_begins_when_what_was_before_it_is_recorded(url, played, engine_o
         await ctx.step("second", done.append, "second")
         return done
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [two]) as engine:
             held = HeldRecords(engine)
             handle = await engine.start(two)
@@ -59,10 +59,10 @@ def test_a_step_begins_when_what_was_before_it_is_recorded(url, played, engine_o
             held.let_go()
             assert await handle.result() == ["first", "second"]
 
-    played(story)
+    played(scenario)
 
 
-def test_a_record_that_found_the_store_away_is_sent_again_and_nothing_is_begun_meanwhile(url, played, engine_on):
+def test_a_record_is_sent_again_after_an_outage_and_no_step_begins_meanwhile(url, played, engine_on):
     done, tries = [], []
 
     @workflow
@@ -71,7 +71,7 @@ def test_a_record_that_found_the_store_away_is_sent_again_and_nothing_is_begun_m
         await ctx.step("second", done.append, 2)
         return len(done)
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [two]) as engine:
             send = engine._worker.send
 
@@ -85,13 +85,13 @@ def test_a_record_that_found_the_store_away_is_sent_again_and_nothing_is_begun_m
             engine._worker.send = away
             assert await (await engine.start(two)).result() == 2
 
-    played(story)
+    played(scenario)
     assert tries == [[1], [1]]
     assert done == [1, 2]
 
 
 @pytest.mark.parametrize("change", ["other-arguments", "another-step", "fewer-steps"])
-def test_code_that_does_not_follow_its_history_is_told_both_sides(tmp_path, played, engine_on, change):
+def test_an_error_about_changed_code_shows_the_history_and_the_code(tmp_path, played, engine_on, change):
     url = f"sqlite:///{tmp_path}/h.db"
 
     def made(changed):
@@ -108,7 +108,7 @@ def test_code_that_does_not_follow_its_history_is_told_both_sides(tmp_path, play
 
         return orders
 
-    async def story():
+    async def scenario():
         first, second = made(changed=False), made(changed=True)
         async with engine_on(url, [first], park_after=0.05) as engine:
             handle = await engine.start(first, id="r")
@@ -124,10 +124,10 @@ def test_code_that_does_not_follow_its_history_is_told_both_sides(tmp_path, play
             await engine.retry("r")
             return await engine.handle("r", first).result()
 
-    assert played(story) == 1
+    assert played(scenario) == 1
 
 
-def test_failed_attempts_are_counted_across_lives(tmp_path, played, engine_on):
+def test_failed_attempts_are_counted_across_replays(tmp_path, played, engine_on):
     url, tries = f"sqlite:///{tmp_path}/h.db", []
 
     @step(retry=Retry(max_attempts=3, initial=0.5, factor=1, jitter=False))
@@ -139,7 +139,7 @@ def test_failed_attempts_are_counted_across_lives(tmp_path, played, engine_on):
     async def stubborn(ctx: Context) -> None:
         await fails()
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [stubborn]) as engine:
             await engine.start(stubborn, id="r")
             while not tries:
@@ -148,12 +148,12 @@ def test_failed_attempts_are_counted_across_lives(tmp_path, played, engine_on):
             with pytest.raises(WorkflowFailed, match="away"):
                 await engine.handle("r").result()
 
-    played(story)
+    played(scenario)
     assert tries == [1, 2, 3]
 
 
-def test_sets_of_tasks_have_the_same_order_in_every_life(url, played, engine_on):
-    """`asyncio.wait` takes a set: what comes first out of it must not depend on where things lie in memory."""
+def test_sets_of_tasks_have_the_same_order_in_every_replay(url, played, engine_on):
+    """`asyncio.wait` takes a set: the order must not depend on memory addresses."""
 
     @workflow
     async def waits(ctx: Context, n: int) -> list[str]:
@@ -162,7 +162,7 @@ def test_sets_of_tasks_have_the_same_order_in_every_life(url, played, engine_on)
         await asyncio.wait(tasks)
         return order
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [waits]) as engine:
             junk, seen = [], []
             for n in range(5):
@@ -170,7 +170,7 @@ def test_sets_of_tasks_have_the_same_order_in_every_life(url, played, engine_on)
                 junk.append([object() for _ in range(n * 7)])
             assert all(order == seen[0] for order in seen)
 
-    played(story)
+    played(scenario)
 
 
 @pytest.mark.parametrize("run", range(3))
@@ -194,14 +194,14 @@ def test_a_child_and_attributes_are_in_the_store_before_the_next_effect_begins(u
 
     engines = []
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [above, below]) as engine:
             engines.append(engine)
             handle = await engine.start(above, id="above")
             await handle.result(timeout=20)
             assert seen == [("child", {}), ("above", {"colour": "red"})]
 
-    played(story)
+    played(scenario)
 
 
 def test_a_step_after_a_child_waits_until_the_child_is_recorded(url, played, engine_on):
@@ -216,7 +216,7 @@ def test_a_step_after_a_child_waits_until_the_child_is_recorded(url, played, eng
         await ctx.start_child(below)
         await ctx.step("effect", done.append, "effect")
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [above, below]) as engine:
             held = HeldRecords(engine)
             handle = await engine.start(above)
@@ -228,10 +228,10 @@ def test_a_step_after_a_child_waits_until_the_child_is_recorded(url, played, eng
             await handle.result()
             assert done == ["effect"]
 
-    played(story)
+    played(scenario)
 
 
-def test_a_poll_is_not_over_before_the_store_was_asked(url, played, engine_on):
+def test_a_poll_does_not_end_before_the_store_was_read(url, played, engine_on):
     @workflow
     async def polling(ctx: Context) -> str:
         await ctx.step("send", send, ctx.run_id)
@@ -242,7 +242,7 @@ def test_a_poll_is_not_over_before_the_store_was_asked(url, played, engine_on):
 
     engines = []
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [polling]) as engine:
             engine._worker._notified = lambda runs: None  # as if every hint were late
             engines.append(engine)
@@ -254,4 +254,4 @@ def test_a_poll_is_not_over_before_the_store_was_asked(url, played, engine_on):
             held.let_go()
             assert await handle.result(timeout=20) == "there"
 
-    played(story)
+    played(scenario)

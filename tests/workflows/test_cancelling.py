@@ -1,4 +1,4 @@
-"""Cancelling reaches a run wherever it is; what it still does on the way out is recorded, for half a minute."""
+"""Cancelling ends a run in every state; its cleanup is recorded, for half a minute."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ async def ends(handle, status="cancelled", within=10):
     return caught.value
 
 
-# -- wherever it is -------------------------------------------------------------------------------------------
+# -- in every state -------------------------------------------------------------------------------------------
 
 
-def test_a_running_async_step_is_cancelled_and_a_step_on_the_way_out_is_recorded(url, played, engine_on):
+def test_a_running_async_step_is_cancelled_and_a_cleanup_step_is_recorded(url, played, engine_on):
     told = []
 
     async def for_ever():
@@ -52,7 +52,7 @@ def test_a_running_async_step_is_cancelled_and_a_step_on_the_way_out_is_recorded
         finally:
             told.append(await tidy("tidied"))
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [runtime]) as engine:
             handle = await engine.start(runtime, id="r")
             await eventually_async(lambda: told)
@@ -61,12 +61,12 @@ def test_a_running_async_step_is_cancelled_and_a_step_on_the_way_out_is_recorded
             await ends(handle)
             return await history(engine, "r")
 
-    entries = played(story)
+    entries = played(scenario)
     assert told == ["begun", "stopped", "tidied"]
     assert ['"kind":"cancel"' in entries[1], '"tidied"' in entries[2], len(entries)] == [True, True, 3]
 
 
-def test_a_plain_step_goes_on_in_its_thread_and_the_run_does_not_wait_for_it(url, played, engine_on):
+def test_a_cancelled_sync_step_continues_in_its_thread_and_the_run_does_not_wait_for_it(url, played, engine_on):
     begun, release, over = threading.Event(), threading.Event(), threading.Event()
     later = []
 
@@ -84,7 +84,7 @@ def test_a_plain_step_goes_on_in_its_thread_and_the_run_does_not_wait_for_it(url
             later.append(await tidy("tidied"))
         later.append("never")
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [runtime]) as engine:
             handle = await engine.start(runtime, id="r")
             await asyncio.to_thread(begun.wait, 30)
@@ -97,13 +97,13 @@ def test_a_plain_step_goes_on_in_its_thread_and_the_run_does_not_wait_for_it(url
             await asyncio.to_thread(over.wait, 30)
             return await history(engine, "r")
 
-    entries = played(story)
+    entries = played(scenario)
     assert later == ["tidied"]
     assert not any("too late" in entry for entry in entries)
 
 
 @pytest.mark.parametrize("parked", [False, True])
-def test_a_run_that_sleeps_or_waits_is_reached_whether_it_is_in_memory_or_parked(url, played, engine_on, parked):
+def test_a_sleeping_or_waiting_run_is_cancelled_in_memory_and_when_parked(url, played, engine_on, parked):
     @workflow
     async def sleeps(ctx: Context) -> None:
         try:
@@ -118,7 +118,7 @@ def test_a_run_that_sleeps_or_waits_is_reached_whether_it_is_in_memory_or_parked
         finally:
             await tidy("from the wait")
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [sleeps, waits], park_after=0.02 if parked else 60) as engine, AsyncClient(url) as hf:
             handles = [await engine.start(flow, id=flow.name) for flow in (sleeps, waits)]
             for handle in handles:
@@ -128,7 +128,7 @@ def test_a_run_that_sleeps_or_waits_is_reached_whether_it_is_in_memory_or_parked
                 await ends(handle)
             return [await history(engine, handle.id) for handle in handles]
 
-    for entries, words in zip(played(story), ("from the sleep", "from the wait"), strict=True):
+    for entries, words in zip(played(scenario), ("from the sleep", "from the wait"), strict=True):
         assert words in entries[-1]
 
 
@@ -136,7 +136,7 @@ async def _has_status(handle, status):
     return await handle.status() == status
 
 
-def test_a_run_that_nobody_drives_is_reached_by_whoever_takes_it_up(url, played, engine_on):
+def test_a_run_without_a_driver_is_cancelled_by_the_next_driver(url, played, engine_on):
     @workflow
     async def sleeps(ctx: Context) -> None:
         await tidy("first")
@@ -145,7 +145,7 @@ def test_a_run_that_nobody_drives_is_reached_by_whoever_takes_it_up(url, played,
         finally:
             await tidy("last")
 
-    async def story():
+    async def scenario():
         async with AsyncClient(url) as hf:
             async with engine_on(url, [sleeps], park_after=0.02) as engine:
                 handle = await engine.start(sleeps, id="r")
@@ -156,10 +156,10 @@ def test_a_run_that_nobody_drives_is_reached_by_whoever_takes_it_up(url, played,
                 await ends(engine.handle("r"))
                 return await history(engine, "r")
 
-    assert '"last"' in played(story)[-1]
+    assert '"last"' in played(scenario)[-1]
 
 
-def test_children_and_their_children_are_reached_those_that_nobody_waits_for_too(url, played, engine_on):
+def test_children_and_grandchildren_are_cancelled_also_those_that_are_not_awaited(url, played, engine_on):
     told = []
 
     async def for_ever(name):
@@ -181,7 +181,7 @@ def test_children_and_their_children_are_reached_those_that_nobody_waits_for_too
         await ctx.start_child(leaf, "beside", id="beside")
         await ctx.child(branch, id="branch")
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [leaf, branch, root]) as engine:
             handle = await engine.start(root, id="root")
             for run in ("beside", "awaited"):
@@ -190,7 +190,7 @@ def test_children_and_their_children_are_reached_those_that_nobody_waits_for_too
             for run in ("root", "branch", "beside", "awaited"):
                 await ends(engine.handle(run))
 
-    played(story)
+    played(scenario)
     assert sorted(told) == ["awaited", "beside"]
 
 
@@ -221,7 +221,7 @@ async def stays(ctx: Context) -> None:
 
 
 def test_finally_blocks_have_half_a_minute():
-    async def story():
+    async def scenario():
         async with TestEngine([lingers]) as engine:
             handle = await engine.start(lingers, 29)
             await engine.advance("1 hour")
@@ -232,11 +232,11 @@ def test_finally_blocks_have_half_a_minute():
             await ends(handle)
             return await history(engine, handle.id)
 
-    assert "at the end" in asyncio.run(story())[-1]
+    assert "at the end" in asyncio.run(scenario())[-1]
 
 
-def test_after_half_a_minute_the_run_is_ended_whatever_its_code_does():
-    async def story():
+def test_after_half_a_minute_a_cancelled_run_is_ended_whatever_its_code_does():
+    async def scenario():
         async with TestEngine([lingers, stays]) as engine:
             slow, stubborn = await engine.start(lingers, 31), await engine.start(stays)
             await engine.advance("1 minute")
@@ -251,12 +251,12 @@ def test_after_half_a_minute_the_run_is_ended_whatever_its_code_does():
             assert not engine._worker.drivers
             return [await history(engine, handle.id) for handle in (slow, stubborn)]
 
-    slow, stubborn = asyncio.run(story())
+    slow, stubborn = asyncio.run(scenario())
     assert not any("at the end" in entry for entry in slow)
     assert "no, I stay" in stubborn[-1]
 
 
-def test_a_step_on_the_way_out_that_takes_too_long_is_cancelled_with_the_run():
+def test_a_cleanup_step_that_takes_too_long_is_cancelled_with_the_run():
     told = []
 
     async def for_ever():
@@ -273,24 +273,24 @@ def test_a_step_on_the_way_out_that_takes_too_long_is_cancelled_with_the_run():
         finally:
             await ctx.step("for ever", for_ever)
 
-    async def story():
+    async def scenario():
         async with TestEngine([hangs]) as engine:
             handle = await engine.start(hangs)
             await handle.cancel()
             await eventually_async(lambda: told)
-            engine._now += 30_000_000  # the step is under way: `advance` would wait for it
+            engine._now += 30_000_000  # the step is in progress: `advance` would wait for it
             engine._worker.drivers[handle.id].tick()
             await ends(handle)
 
-    asyncio.run(story())
+    asyncio.run(scenario())
     assert told == ["begun", "stopped"]
 
 
-def test_a_parked_run_is_ended_after_its_half_a_minute_too(played, engine_on, monkeypatch):
-    """On a real clock; half a minute is made short."""
+def test_a_parked_cancelled_run_is_ended_after_half_a_minute_too(played, engine_on, monkeypatch):
+    """On a real clock; the half minute is shortened."""
     monkeypatch.setattr(import_module("holdfast.workflow.replay"), "GRACE", 300_000)
 
-    async def story():
+    async def scenario():
         async with engine_on("memory://", [lingers], park_after=0.02) as engine:
             handle = await engine.start(lingers, 3_600)
             await handle.cancel()
@@ -298,10 +298,10 @@ def test_a_parked_run_is_ended_after_its_half_a_minute_too(played, engine_on, mo
             assert error.detail == "the workflow did not end within the time that it has after its cancellation."
             return (await handle.info()).entries
 
-    assert played(story) == 2
+    assert played(scenario) == 2
 
 
-def test_a_workflow_whose_own_time_is_over_has_half_a_minute_too():
+def test_a_timed_out_workflow_also_has_half_a_minute_for_cleanup():
     @workflow(timeout="1 hour")
     async def limited(ctx: Context, seconds: int) -> None:
         try:
@@ -310,7 +310,7 @@ def test_a_workflow_whose_own_time_is_over_has_half_a_minute_too():
             await ctx.sleep(seconds)
             await tidy("at the end")
 
-    async def story():
+    async def scenario():
         async with TestEngine([limited]) as engine:
             good, late = await engine.start(limited, 10), await engine.start(limited, 40)
             await engine.advance("59 minutes")
@@ -323,6 +323,6 @@ def test_a_workflow_whose_own_time_is_over_has_half_a_minute_too():
             await ends(late, "timed_out")
             return [await history(engine, handle.id) for handle in (good, late)]
 
-    good, late = asyncio.run(story())
+    good, late = asyncio.run(scenario())
     assert "at the end" in good[-1]
     assert not any("at the end" in entry for entry in late)

@@ -37,7 +37,7 @@ async def spread(ctx: Context, n: int) -> int:
 
 
 async def driven_to_its_end(engine, flow, n):
-    """Nobody asks for the result meanwhile: to be told of it would be a commit of its own."""
+    """No client waits for the result meanwhile: a watch of the result would be one more commit."""
     handle = await engine.start(flow, n, id="counted")
     if (driver := engine._worker.drivers.get("counted")) is not None:
         await driver.finished.wait()
@@ -79,11 +79,11 @@ def _writes(statement):
 
 @pytest.mark.parametrize(("flow", "n"), [(flow, n) for flow in (chain, limited, spread) for n in (0, 1, 10)])
 def test_a_run_of_n_steps_is_at_most_n_plus_1_commits_of_sqlite(sqlite, played, commits, flow, n):
-    async def story():
+    async def scenario():
         async with sqlite([flow]) as engine:
             return await driven_to_its_end(engine, flow, n)
 
-    assert played(story) == (sum(range(n)) if flow is spread else n)
+    assert played(scenario) == (sum(range(n)) if flow is spread else n)
     assert 2 <= len(commits) <= max(n, 1) + 1
     if flow is not spread:
         assert len(commits) == max(n, 1) + 1, "each result is durable before the next step begins"
@@ -93,19 +93,19 @@ def test_a_run_of_n_steps_is_at_most_n_plus_1_commits_of_sqlite(sqlite, played, 
 def test_a_run_of_n_steps_is_n_plus_1_commands_on_every_store(url, played, engine_on, monkeypatch, n):
     points = []
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [chain]) as engine:
             monkeypatch.setattr(failpoints, "reached", points.append)
             return await driven_to_its_end(engine, chain, n)
 
-    assert played(story) == n
+    assert played(scenario) == n
     made = [point for point in points if point.startswith("after") and "watch" not in point and "dismiss" not in point]
     assert made == ["after start", *["after record"] * (n - 1), "after finish"]
 
 
 @pytest.mark.parametrize("timeout", [None, "1 hour"])
 def test_a_result_is_durable_before_the_next_step_begins(url, played, engine_on, timeout):
-    async def story():
+    async def scenario():
         async with AsyncClient(url) as hf:
 
             async def entries() -> int:
@@ -119,7 +119,7 @@ def test_a_result_is_durable_before_the_next_step_begins(url, played, engine_on,
                 return await (await engine.start(looks, id="r")).result()
 
     begun = timeout is not None  # an entry that goes with the first result
-    assert played(story) == [1, *(n + begun for n in range(2, 6))]
+    assert played(scenario) == [1, *(n + begun for n in range(2, 6))]
 
 
 def test_every_command_about_runs_that_writes_is_a_commit_with_a_name():
@@ -142,15 +142,15 @@ def test_every_command_about_runs_that_writes_is_a_commit_with_a_name():
     assert named == {*failpoints.KINDS} - {"transaction"}
 
 
-def test_a_step_makes_its_driver_look_for_deliveries_twice_not_more(sqlite, played, monkeypatch):
-    """Once for the result of the step, and once for the answer to its record."""
+def test_a_step_makes_its_driver_check_for_deliveries_twice(sqlite, played, monkeypatch):
+    """Once for the result of the step, and once for the outcome of its record."""
     looks = []
     advance = Driver._advance
     monkeypatch.setattr(Driver, "_advance", lambda self: (looks.append(1), advance(self))[1])
 
-    async def story():
+    async def scenario():
         async with sqlite([chain]) as engine:
             return await driven_to_its_end(engine, chain, 10)
 
-    assert played(story) == 10
+    assert played(scenario) == 10
     assert len(looks) <= 2 * 10 + 2

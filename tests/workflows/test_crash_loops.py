@@ -1,4 +1,4 @@
-"""A run that kills its worker is stopped after five attempts, while those beside it end well; mended, it is retried."""
+"""A run that crashes its worker is stopped after five crashes, while other runs complete; it is retried after a fix."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ FLOWS = """
 
 
 class Crew:
-    """Two workers. One that has died is replaced, as whoever runs services would do."""
+    """Two workers. A worker that has crashed is replaced, as a process manager does."""
 
     def __init__(self, folder, stack):
         self._folder, self._stack = folder, stack
@@ -71,7 +71,7 @@ class Crew:
         return self._stack.enter_context(started(command, stdout=subprocess.DEVNULL, stderr=log, cwd=self._folder))
 
     def until(self, condition):
-        """Wait for something, and see to the workers meanwhile."""
+        """Wait for a condition, and replace crashed workers meanwhile."""
 
         def tended():
             for place, worker in enumerate(self.workers):
@@ -89,7 +89,7 @@ def crew(folder):
         yield Crew(folder, stack)
 
 
-def test_a_run_that_kills_its_worker_is_stopped_with_the_reason_and_can_be_retried(tmp_path):
+def test_a_run_that_crashes_its_worker_is_stopped_with_the_reason_and_can_be_retried(tmp_path):
     (tmp_path / "flows.py").write_text(textwrap.dedent(FLOWS))
     with Client(f"sqlite:///{tmp_path}/runs.db") as hf, crew(tmp_path) as workers:
 

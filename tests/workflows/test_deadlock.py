@@ -1,4 +1,4 @@
-"""The search for circles of waiting runs, on what was read: who is part of one, and who only seems to be."""
+"""The search for cycles of waiting runs, on prepared records: which runs are part of one, and which are not."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ LOCKS = {"a": lock([of("x", 1)], [of("y", 2)]), "b": lock([of("y", 1)], [of("x",
 
 
 class Store:
-    """Answers looks, and keeps what is posted. From the look `changes` on, runs have changed."""
+    """Answers queries, and stores what is posted. From the query `changes` on, runs have changed."""
 
     def __init__(self, runs=RUNS, locks=LOCKS, *, changes=None):
         self.runs, self.locks, self.changes = runs, locks, changes
@@ -62,66 +62,67 @@ class Store:
         return Posted(number=1, fresh=fresh, run=self.runs[command.run])
 
 
-def circle(runs, locks, first="x"):
-    """Who is in the circle that is told to the youngest of it."""
+def cycle(runs, locks, first="x"):
+    """The runs of the cycle that is reported to the youngest of them."""
     store = Store(runs, locks)
     asyncio.run(resolve(store, first))
     return sorted(set(re.findall("([a-z]) holds [^;]* waits for", "".join(payload for *_, payload in store.posted))))
 
 
-def test_two_who_wait_for_each_other():
-    assert circle(RUNS, LOCKS) == ["x", "y"]
+def test_two_runs_that_wait_for_each_other_are_a_cycle():
+    assert cycle(RUNS, LOCKS) == ["x", "y"]
 
 
-def test_one_who_waits_behind_a_circle_is_no_part_of_it():
+def test_a_run_that_waits_behind_a_cycle_is_not_part_of_it():
     runs = RUNS | {"z": run("z", (1, "a"))}
     locks = LOCKS | {"a": lock([of("x", 1)], [of("y", 2), of("z", 1)])}
-    assert circle(runs, locks, "z") == ["x", "y"]
+    assert cycle(runs, locks, "z") == ["x", "y"]
 
 
 @pytest.mark.parametrize(
     "changed", [{"stuck": None}, {"posted": 1}, {"status": "completed"}], ids=["not stuck", "an event", "ended"]
 )
-def test_one_who_can_go_on_breaks_the_circle(changed):
-    assert circle(RUNS | {"y": replace(RUNS["y"], **changed)}, LOCKS) == []
+def test_a_run_that_can_continue_breaks_the_cycle(changed):
+    assert cycle(RUNS | {"y": replace(RUNS["y"], **changed)}, LOCKS) == []
 
 
-def test_a_process_in_the_way_breaks_the_circle_and_a_lease_does_not():
-    assert circle(RUNS, LOCKS | {"b": lock(["4f.1"], [of("x", 2)])}) == []
-    assert circle(RUNS, LOCKS | {"b": lock([of("y", 1)], [of("x", 2)], expires_at=99)}) == ["x", "y"], "it is renewed"
+def test_a_client_that_holds_a_lock_breaks_the_cycle_and_a_lease_of_a_run_does_not():
+    assert cycle(RUNS, LOCKS | {"b": lock(["4f.1"], [of("x", 2)])}) == []
+    assert cycle(RUNS, LOCKS | {"b": lock([of("y", 1)], [of("x", 2)], expires_at=99)}) == ["x", "y"], "it is renewed"
 
 
-def test_of_a_semaphore_every_holder_must_be_in_the_circle():
+def test_every_holder_of_a_semaphore_must_be_in_the_cycle():
     runs = RUNS | {"z": run("z", (1, "b"), stuck=None)}
     both = lock([of("y", 1), of("z", 1)], [of("x", 2)], permits=2)
-    assert circle(runs, LOCKS | {"b": both}) == []
+    assert cycle(runs, LOCKS | {"b": both}) == []
     waiting = {"a": lock([of("x", 1)], [of("y", 2), of("z", 2)]), "b": both}
-    assert circle(runs | {"z": run("z", (1, "b"), (2, "a"))}, waiting) == ["x", "y", "z"]
+    assert cycle(runs | {"z": run("z", (1, "b"), (2, "a"))}, waiting) == ["x", "y", "z"]
 
 
-def test_those_before_it_are_in_the_way_only_where_there_would_be_room():
-    """A process that waits before it does not make a full lock free; but where permits are left, it may go away."""
+def test_earlier_waiters_block_a_run_only_if_there_are_free_permits():
+    """A client that waits before it does not make a full lock free; but if permits are left, that client may give
+    up."""
     full = lock([of("y", 1)], ["4f.1", of("x", 2)])
-    assert circle(RUNS, LOCKS | {"b": full}) == ["x", "y"]
+    assert cycle(RUNS, LOCKS | {"b": full}) == ["x", "y"]
     room = lock([of("y", 1)], ["4f.1", of("x", 2)], permits=2)
-    assert circle(RUNS, LOCKS | {"b": room}) == []
+    assert cycle(RUNS, LOCKS | {"b": room}) == []
 
 
 def test_a_run_that_the_lock_does_not_list_waits_for_the_holders():
     runs = {"x": RUNS["x"], "y": run("y", (1, "b"), (2, "a"), waits=(LockWait("a", 40, 2, 1),))}
     locks = LOCKS | {"a": replace(lock([of("x", 1)], [of("z", 1)]), overflow=Overflow(1, 40, 40))}
-    assert circle(runs, locks) == ["x", "y"]
+    assert cycle(runs, locks) == ["x", "y"]
 
 
-def test_a_run_that_the_lock_does_not_list_waits_for_those_it_lists_where_there_would_be_room():
+def test_a_run_that_the_lock_does_not_list_waits_for_listed_waiters_if_there_are_free_permits():
     runs = {"x": RUNS["x"], "y": run("y", (1, "b"), (2, "a"), waits=(LockWait("a", 40, 2, 1),))}
     first = lock([of("x", 1)], [of("z", 1)], permits=2, weight=2)
     locks = LOCKS | {"a": replace(first, overflow=Overflow(1, 40, 40))}
-    assert circle(runs | {"z": run("z", (1, "a"))}, locks) == ["x", "y"]
-    assert circle(runs | {"z": run("z", (1, "a"), stuck=None)}, locks) == [], "one of those before it can go on"
+    assert cycle(runs | {"z": run("z", (1, "a"))}, locks) == ["x", "y"]
+    assert cycle(runs | {"z": run("z", (1, "a"), stuck=None)}, locks) == [], "one of those before it can go on"
 
 
-def test_the_youngest_is_told_of_what_it_waits_for_once():
+def test_the_youngest_run_gets_one_event_about_its_wait():
     store = Store()
     assert asyncio.run(resolve(store, "x")) == CycleFound("y", fresh=True, again=["x"])
     ((*told, payload),) = store.posted
@@ -130,25 +131,25 @@ def test_the_youngest_is_told_of_what_it_waits_for_once():
     assert asyncio.run(resolve(store, "x")) == CycleFound("y", fresh=False, again=["x"])
 
 
-def test_what_has_changed_between_two_looks_is_not_believed():
+def test_a_cycle_that_changed_between_two_reads_is_ignored():
     store = Store(changes=2)
     assert asyncio.run(resolve(store, "x")) is None
     assert store.posted == []
 
 
-def test_a_key_that_is_closed_for_a_while_opens_by_itself():
+def test_a_key_in_its_lock_delay_is_no_deadlock():
     closed = replace(LOCKS["b"], closed_until=99)
-    assert circle(RUNS, LOCKS | {"b": closed}) == []
+    assert cycle(RUNS, LOCKS | {"b": closed}) == []
 
 
-def test_a_crowd_behind_one_who_can_go_on_costs_three_looks():
+def test_many_runs_behind_one_that_can_continue_cost_three_reads():
     runs = {f"r{n}": run(f"r{n}", (1, "k")) for n in range(500)} | {"h": run("h", (1, "k"), stuck=None)}
     store = Store(runs, {"k": lock([of("h", 1)], [of(f"r{n}", 1) for n in range(500)])})
     assert asyncio.run(resolve(store, "r499")) is None
     assert store.looks == 2
 
 
-def test_a_parent_that_waits_for_a_child_is_in_its_way():
+def test_a_parent_that_waits_for_its_child_may_block_it():
     runs = {"p": run("p", (1, "a"), stuck=Stuck(0, ("c",))), "c": run("c", (1, "a"), age=2)}
     store = Store(runs, {"a": lock([of("p", 1)], [of("c", 1)])})
     assert asyncio.run(resolve(store, "p")) == CycleFound("c", fresh=True, again=["p"])
@@ -156,14 +157,14 @@ def test_a_parent_that_waits_for_a_child_is_in_its_way():
     assert payload == "\"c waits for 'a'; p holds 'a' and waits for the child c\""
 
 
-def test_of_a_parent_and_its_child_the_one_is_told_that_waits_for_a_lock():
-    """By their ages the parent would be, but it waits for no lock."""
+def test_of_a_parent_and_its_child_the_one_that_waits_for_a_lock_gets_the_error():
+    """By age it would be the parent, but the parent waits for no lock."""
     runs = {"p": run("p", (1, "a"), stuck=Stuck(0, ("c",)), age=3), "c": run("c", (1, "a"))}
     store = Store(runs, {"a": lock([of("p", 1)], [of("c", 1)])})
     assert asyncio.run(resolve(store, "c")) == CycleFound("c", fresh=True, again=["p"])
 
 
-def test_one_child_that_can_go_on_breaks_the_circle():
+def test_one_child_that_can_continue_breaks_the_cycle():
     runs = {
         "p": run("p", (1, "a"), stuck=Stuck(0, ("c", "d"))),
         "c": run("c", (1, "a")),
@@ -178,7 +179,7 @@ def test_one_child_that_can_go_on_breaks_the_circle():
     assert found == CycleFound("d", fresh=True, again=["p"])
 
 
-def test_a_crowd_of_children_of_which_the_first_goes_on_costs_two_looks():
+def test_many_children_of_which_the_first_continues_cost_two_reads():
     children = tuple(f"c{n}" for n in range(900))
     runs = {name: run(name, stuck=None) for name in children} | {"p": run("p", (1, "a"), stuck=Stuck(0, children))}
     store = Store(runs, {"a": lock([of("p", 1)], [])})
@@ -186,16 +187,16 @@ def test_a_crowd_of_children_of_which_the_first_goes_on_costs_two_looks():
     assert store.looks == 5
 
 
-def test_a_lock_that_was_taken_from_a_stuck_run_brings_it_on():
-    """Its lease has run out while nobody drove it: as soon as it is driven it is told, and leaves its block."""
+def test_a_stuck_run_that_lost_a_lock_can_continue():
+    """Its lease has expired while it had no driver: as soon as it is driven it gets the error, and leaves its block."""
     runs = {"p": run("p", (1, "a"), (2, "b"), stuck=Stuck(0, ("c",))), "c": run("c", (1, "b"))}
     locks = {"a": lock([of("p", 1)], []), "b": lock([of("p", 2)], [of("c", 1)])}
     assert asyncio.run(resolve(Store(runs, locks), "c")) is not None
     assert asyncio.run(resolve(Store(runs, locks | {"a": lock([], [])}), "c")) is None
 
 
-def test_who_waits_behind_a_circle_for_one_of_two_children_is_no_part_of_it():
-    """When x and y are out of each other's way one child ends, and its parent lets go of what the other wants."""
+def test_a_run_behind_a_cycle_that_waits_for_one_of_two_children_is_not_part_of_it():
+    """When x and y no longer block each other one child ends, and its parent releases what the other requests."""
     runs = RUNS | {
         "p": run("p", (1, "k"), stuck=Stuck(0, ("c", "d")), age=2),
         "c": run("c", (1, "k"), age=9),
@@ -203,15 +204,15 @@ def test_who_waits_behind_a_circle_for_one_of_two_children_is_no_part_of_it():
     }
     locks = LOCKS | {"k": lock([of("p", 1)], [of("c", 1)]), "a": lock([of("x", 1)], [of("y", 2), of("d", 1)])}
     for first in runs:
-        assert circle(runs, locks, first) == ["x", "y"]
+        assert cycle(runs, locks, first) == ["x", "y"]
 
 
-def test_those_who_wait_for_each_other_s_ends_alone_cannot_be_told():
+def test_runs_that_wait_only_for_each_others_ends_get_no_error():
     runs = {"p": run("p", stuck=Stuck(0, ("q",))), "q": run("q", stuck=Stuck(0, ("p",)))}
     assert asyncio.run(resolve(Store(runs, {}), "p")) is None
 
 
-def test_of_a_large_circle_the_message_tells_whom_it_is_for_and_who_is_in_the_way():
+def test_the_message_of_a_large_cycle_names_the_run_and_those_that_block_it():
     children = tuple(f"c{n:03}" for n in range(300))
     runs = {name: run(name, (1, "a"), age=n) for n, name in enumerate(children)}
     runs["p"] = run("p", (1, "a"), stuck=Stuck(0, children))

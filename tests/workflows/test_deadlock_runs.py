@@ -1,4 +1,4 @@
-"""Runs that wait for each other in a circle: the youngest of them is told, and nobody who can still go on."""
+"""Runs that wait for each other in a cycle: the youngest of them gets the error, and no run that can still continue."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from holdfast.workflow import lock_sweeper as patrol
 
 
 def pairing():
-    """A workflow that holds one lock, and at a signal wants another."""
+    """A workflow that holds one lock, and requests another after a signal."""
 
     @workflow(name="pair")
     async def pair(ctx, keys: list[str]) -> str:
@@ -24,13 +24,13 @@ def pairing():
                 async with ctx.mutex(keys[1]):
                     return "both"
             except DeadlockDetected:
-                return "told"
+                return "scenario"
 
     return pair
 
 
 @pytest.mark.parametrize("lease", [None, "1 minute"])
-def test_the_youngest_of_those_who_wait_for_each_other_is_told(url, engine_on, played, lease):
+def test_the_youngest_run_of_a_deadlock_gets_the_error(url, engine_on, played, lease):
     @workflow(name="pair")
     async def pair(ctx, keys: list[str]) -> str:
         async with ctx.mutex(keys[0], scope="global", lease=lease):
@@ -41,7 +41,7 @@ def test_the_youngest_of_those_who_wait_for_each_other_is_told(url, engine_on, p
             except DeadlockDetected as error:
                 return f"{error.key}: {error}"
 
-    async def told():
+    async def scenario():
         async with engine_on(url, [pair]) as engine:
             events = []
             engine.events.subscribe(lambda event: events.append(event.name))
@@ -54,28 +54,28 @@ def test_the_youngest_of_those_who_wait_for_each_other_is_told(url, engine_on, p
         assert "one holds 'a' and waits for 'b'; two holds 'b' and waits for 'a'" in results[1]
         assert "deadlock_detected" in events
 
-    played(told)
+    played(scenario)
 
 
-def test_those_of_a_circle_who_are_parked_are_part_of_it(url, engine_on, played):
+def test_parked_runs_are_part_of_a_cycle(url, engine_on, played):
     pair = pairing()
 
-    async def told():
+    async def scenario():
         async with engine_on(url, [pair], park_after=0.02) as engine, AsyncClient(url) as hf:
             one, two = await each_inside(engine, pair, one=[*"ab"], two=[*"ba"])
             await two.signal("go")
             await waits_and_is_parked(hf, two)
             await one.signal("go")
-            assert [await handle.result() for handle in (two, one)] == ["told", "both"]
+            assert [await handle.result() for handle in (two, one)] == ["scenario", "both"]
 
     async def waits_and_is_parked(hf, handle):
         await waits(hf, "workflow/pair/a")
         await eventually_async(lambda: suspended(handle))
 
-    played(told)
+    played(scenario)
 
 
-def test_a_circle_of_three_in_two_engines_is_found(url, engine_on, played):
+def test_a_cycle_of_three_runs_in_two_engines_is_found(url, engine_on, played):
     if url.startswith("memory"):
         pytest.skip("each engine has a memory of its own")
 
@@ -86,7 +86,7 @@ def test_a_circle_of_three_in_two_engines_is_found(url, engine_on, played):
             async with ctx.mutex(keys[1]):
                 return "both"
 
-    async def told():
+    async def scenario():
         async with engine_on(url, [ring]) as one, engine_on(url, [ring]) as two:
             handles = await each_inside(one, ring, ab=[*"ab"])
             handles += await each_inside(two, ring, bc=[*"bc"])
@@ -97,10 +97,10 @@ def test_a_circle_of_three_in_two_engines_is_found(url, engine_on, played):
         assert sum(end == ["both"] for end in ends) == 2
         assert sum("DeadlockDetected" in str(end) for end in ends) == 1
 
-    played(told)
+    played(scenario)
 
 
-def test_a_task_that_asks_again_for_what_it_has_is_refused_at_once(url, engine_on, played):
+def test_a_task_that_requests_its_own_lock_again_is_refused_at_once(url, engine_on, played):
     @workflow(name="twice")
     async def twice(ctx, kind: str) -> str:
         lock = ctx.mutex("a") if kind == "mutex" else ctx.rwlock("b").read()
@@ -109,17 +109,17 @@ def test_a_task_that_asks_again_for_what_it_has_is_refused_at_once(url, engine_o
                 async with ctx.mutex("a") if kind == "mutex" else ctx.rwlock("b").write():
                     return "in"
             except WouldDeadlock:
-                return "told"
+                return "scenario"
 
-    async def told():
+    async def scenario():
         async with engine_on(url, [twice]) as engine:
             for kind in ("mutex", "rwlock"):
-                assert await (await engine.start(twice, kind)).result() == "told"
+                assert await (await engine.start(twice, kind)).result() == "scenario"
 
-    played(told)
+    played(scenario)
 
 
-def test_a_run_that_waits_for_itself_is_told(url, engine_on, played, monkeypatch):
+def test_a_run_that_waits_for_itself_gets_the_error(url, engine_on, played, monkeypatch):
     monkeypatch.setattr(patrol, "PAGE_SECONDS", 600)  # not by the sweep
 
     @workflow(name="twice")
@@ -132,17 +132,17 @@ def test_a_run_that_waits_for_itself_is_told(url, engine_on, played, monkeypatch
             try:
                 return await asyncio.create_task(inner())
             except DeadlockDetected:
-                return "told"
+                return "scenario"
 
-    async def told():
+    async def scenario():
         async with engine_on(url, [twice]) as engine:
-            assert await (await engine.start(twice)).result() == "told"
+            assert await (await engine.start(twice)).result() == "scenario"
 
-    played(told)
+    played(scenario)
 
 
-def test_when_one_gives_way_and_others_are_still_in_a_circle_they_are_told_too(url, engine_on, played, monkeypatch):
-    """The oldest has a mutex that five readers want, and wants what they read: all of them must give way."""
+def test_when_one_run_fails_and_others_are_still_in_a_cycle_they_get_the_error_too(url, engine_on, played, monkeypatch):
+    """The oldest run holds a mutex that five readers request, and requests what they read: all of them must fail."""
     monkeypatch.setattr(patrol, "PAGE_SECONDS", 600)  # not by the sweep
 
     @workflow(name="both")
@@ -154,7 +154,7 @@ def test_when_one_gives_way_and_others_are_still_in_a_circle_they_are_told_too(u
             async with mutex if reads else doc.write():
                 return "both"
 
-    async def told():
+    async def scenario():
         async with engine_on(url, [both]) as engine, AsyncClient(url) as hf:
             handles = [await engine.start(both, "writes")]
             await asyncio.sleep(0.01)
@@ -169,14 +169,14 @@ def test_when_one_gives_way_and_others_are_still_in_a_circle_they_are_told_too(u
     async def inside(hf):
         return len((await hf.locks.inspect("workflow/both/doc")).holders) == 5
 
-    played(told)
+    played(scenario)
 
 
-def test_who_can_still_go_on_is_not_in_a_deadlock(url, engine_on, played):
-    """One of the two waits for a signal as well, and lets go when it comes."""
+def test_a_run_that_can_still_continue_is_not_in_a_deadlock(url, engine_on, played):
+    """One of the two waits for a signal as well, and releases its lock when it arrives."""
 
-    @workflow(name="hopeful")
-    async def hopeful(ctx, keys: list[str]) -> str:
+    @workflow(name="waits_for_a_signal")
+    async def waits_for_a_signal(ctx, keys: list[str]) -> str:
         async with ctx.mutex(keys[0]):
             await ctx.wait_for_signal("go")
             if keys[0] == "b":
@@ -184,22 +184,22 @@ def test_who_can_still_go_on_is_not_in_a_deadlock(url, engine_on, played):
             async with ctx.mutex(keys[1]):
                 return "both"
 
-    async def told():
-        async with engine_on(url, [hopeful]) as engine, AsyncClient(url) as hf:
-            one, two = await each_inside(engine, hopeful, one=[*"ab"], two=[*"ba"])
+    async def scenario():
+        async with engine_on(url, [waits_for_a_signal]) as engine, AsyncClient(url) as hf:
+            one, two = await each_inside(engine, waits_for_a_signal, one=[*"ab"], two=[*"ba"])
             for handle in (one, two):
                 await handle.signal("go")
-            await waits(hf, "workflow/hopeful/b")
+            await waits(hf, "workflow/waits_for_a_signal/b")
             await asyncio.sleep(0.3)
             assert await one.status() in ("running", "suspended")
             await two.signal("enough", "let go")
             assert [await handle.result() for handle in (two, one)] == ["let go", "both"]
 
-    played(told)
+    played(scenario)
 
 
-def test_who_waits_for_a_signal_as_well_is_not_stuck(url, engine_on, played):
-    """Two runs wait for each other's lock, and each for a signal beside it: either could go on."""
+def test_a_run_that_also_waits_for_a_signal_is_not_in_a_deadlock(url, engine_on, played):
+    """Two runs wait for each other's lock, and each also for a signal: either could continue."""
 
     @workflow(name="beside")
     async def beside(ctx, keys: list[str]) -> str:
@@ -214,7 +214,7 @@ def test_who_waits_for_a_signal_as_well_is_not_stuck(url, engine_on, played):
         async with ctx.mutex(key):
             return "both"
 
-    async def told():
+    async def scenario():
         async with engine_on(url, [beside]) as engine, AsyncClient(url) as hf:
             handles = await each_inside(engine, beside, one=[*"ab"], two=[*"ba"])
             for handle in handles:
@@ -225,12 +225,12 @@ def test_who_waits_for_a_signal_as_well_is_not_stuck(url, engine_on, played):
             await handles[0].signal("enough", "let go")
             assert [await handle.result() for handle in handles] == ["let go", "both"]
 
-    played(told)
+    played(scenario)
 
 
-def test_a_circle_that_closes_when_somebody_outside_lets_go_is_found_by_the_sweep(url, engine_on, played, monkeypatch):
-    """A reader outside is in the writer's way, beside a run; when it goes, only the two runs are left, in a circle."""
-    monkeypatch.setattr(patrol, "PAGE_SECONDS", 600)  # by the sweep that is asked for below
+def test_a_cycle_that_appears_when_a_client_releases_is_found_by_the_sweep(url, engine_on, played, monkeypatch):
+    """A client that reads blocks the writer, beside a run; when it releases, only the two runs are left, in a cycle."""
+    monkeypatch.setattr(patrol, "PAGE_SECONDS", 600)  # by the sweep that is called below
 
     @workflow(name="reads")
     async def reads(ctx, _none: None) -> str:
@@ -246,9 +246,9 @@ def test_a_circle_that_closes_when_somebody_outside_lets_go_is_found_by_the_swee
                 async with ctx.rwlock("doc", scope="global").write():
                     return "both"
             except DeadlockDetected:
-                return "told"
+                return "scenario"
 
-    async def told():
+    async def scenario():
         async with engine_on(url, [reads, writes]) as engine, AsyncClient(url) as hf:
             outside = await hf.rwlock("doc").read().acquire()
             reader = await engine.start(reads)
@@ -262,27 +262,27 @@ def test_a_circle_that_closes_when_somebody_outside_lets_go_is_found_by_the_swee
             await asyncio.sleep(0.2)
             assert await writer.status() in ("running", "suspended")
             await engine.sweep()
-            assert [await handle.result() for handle in (writer, reader)] == ["told", "both"]
+            assert [await handle.result() for handle in (writer, reader)] == ["scenario", "both"]
 
     async def inside(hf):
         return len((await hf.locks.inspect("doc")).holders) == 2
 
-    played(told)
+    played(scenario)
 
 
-def test_a_signal_that_nobody_waits_for_does_not_hide_a_circle(url, engine_on, played):
+def test_a_signal_that_is_not_awaited_does_not_hide_a_cycle(url, engine_on, played):
     pair = pairing()
 
-    async def told():
+    async def scenario():
         async with engine_on(url, [pair], park_after=300) as engine, AsyncClient(url) as hf:
             one, two = await each_inside(engine, pair, one=[*"ab"], two=[*"ba"])
             await two.signal("go")
             await waits(hf, "workflow/pair/a")
             await two.signal("whatever")
             await one.signal("go")
-            assert [await handle.result() for handle in (two, one)] == ["told", "both"]
+            assert [await handle.result() for handle in (two, one)] == ["scenario", "both"]
 
-    played(told)
+    played(scenario)
 
 
 # -- through children -------------------------------------------------------------------------------------------
@@ -301,7 +301,7 @@ def inner_of(scope, lease=None):
 
 
 @pytest.mark.parametrize("lease", [None, "1 minute"])
-def test_a_child_that_wants_what_its_parent_holds_is_told(url, engine_on, played, monkeypatch, lease):
+def test_a_child_that_requests_a_lock_of_its_parent_gets_the_error(url, engine_on, played, monkeypatch, lease):
     monkeypatch.setattr(patrol, "PAGE_SECONDS", 600)  # not by the sweep
     inner = inner_of("execution", lease)
 
@@ -310,17 +310,17 @@ def test_a_child_that_wants_what_its_parent_holds_is_told(url, engine_on, played
         async with ctx.mutex("a", scope="execution", lease=lease):
             return await ctx.child(inner, "a")
 
-    async def told():
+    async def scenario():
         async with engine_on(url, [outer, inner]) as engine:
             message = await (await engine.start(outer, id="out")).result()
         key = "'execution/out/a'"
         assert f"out holds {key} and waits for the child out/inner; out/inner waits for {key}" in message
 
-    played(told)
+    played(scenario)
 
 
-def test_a_circle_through_a_run_that_holds_nothing_and_is_parked_is_found(url, engine_on, played):
-    """The child awaits a grandchild that wants what the outermost run holds; the child begins to await it late."""
+def test_a_cycle_through_a_parked_run_without_locks_is_found(url, engine_on, played):
+    """The child awaits a grandchild that requests what the outermost run holds; the child begins to await it late."""
     inner = inner_of("global")
 
     @workflow(name="middle")
@@ -334,17 +334,17 @@ def test_a_circle_through_a_run_that_holds_nothing_and_is_parked_is_found(url, e
         async with ctx.mutex("a", scope="global"):
             return await ctx.child(middle, id="middle")
 
-    async def told():
+    async def scenario():
         async with engine_on(url, [outer, middle, inner], park_after=0.05) as engine, AsyncClient(url) as hf:
             handle = await engine.start(outer)
             await waits(hf, "a")
             await engine.handle("middle").signal("go")
             assert "waits for the child last" in await handle.result()
 
-    played(told)
+    played(scenario)
 
 
-def test_all_children_that_want_what_their_parent_holds_are_told(url, engine_on, played):
+def test_all_children_that_request_a_lock_of_their_parent_get_the_error(url, engine_on, played):
     inner = inner_of("execution")
 
     @workflow(name="outer")
@@ -352,15 +352,15 @@ def test_all_children_that_want_what_their_parent_holds_are_told(url, engine_on,
         async with ctx.mutex("a", scope="execution"):
             return await asyncio.gather(*(ctx.child(inner, "a", id=f"child-{n}") for n in range(4)))
 
-    async def told():
+    async def scenario():
         async with engine_on(url, [outer, inner]) as engine:
             results = await (await engine.start(outer)).result()
         assert ["waits for the child" in result for result in results] == [True] * 4
 
-    played(told)
+    played(scenario)
 
 
-def test_a_parent_that_waits_for_another_child_or_a_time_as_well_can_still_go_on(url, engine_on, played):
+def test_a_parent_that_also_waits_for_another_child_or_a_timer_can_still_continue(url, engine_on, played):
     inner = inner_of("execution")
 
     @workflow(name="other")
@@ -376,7 +376,7 @@ def test_a_parent_that_waits_for_another_child_or_a_time_as_well_can_still_go_on
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         return await first.result()
 
-    async def told():
+    async def scenario():
         async with engine_on(url, [outer, inner, other], park_after=0.05) as engine, AsyncClient(url) as hf:
             handles = {beside: await engine.start(outer, beside, id=beside) for beside in ("child", "sleep")}
             for beside in handles:
@@ -385,10 +385,10 @@ def test_a_parent_that_waits_for_another_child_or_a_time_as_well_can_still_go_on
             await engine.handle("other-child").signal("go", "it goes on")
             assert [await handle.result() for handle in handles.values()] == ["in", "in"]
 
-    played(told)
+    played(scenario)
 
 
-def test_a_child_that_could_not_be_started_and_is_not_awaited_does_not_hide_a_circle(
+def test_a_child_that_could_not_be_started_and_is_not_awaited_does_not_hide_a_cycle(
     url, engine_on, played, monkeypatch
 ):
     monkeypatch.setattr(patrol, "PAGE_SECONDS", 600)  # not by the sweep
@@ -400,9 +400,9 @@ def test_a_child_that_could_not_be_started_and_is_not_awaited_does_not_hide_a_ci
             await ctx.start_child(inner, "a", id="taken")
             return await ctx.child(inner, "a")
 
-    async def told():
+    async def scenario():
         async with engine_on(url, [outer, inner]) as engine:
             await engine.start(inner, "a", id="taken")
             assert "waits for the child" in await (await engine.start(outer)).result()
 
-    played(told)
+    played(scenario)

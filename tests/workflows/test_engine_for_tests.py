@@ -1,4 +1,4 @@
-"""`TestEngine`: days pass in an instant, steps are replaced, and nobody sleeps."""
+"""`TestEngine`: time is virtual, and steps can be replaced."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ async def parent(ctx: Context, _: None) -> list[str]:
     return await ctx.child(remind, "child")
 
 
-def test_days_pass_in_an_instant():
-    async def story():
+def test_a_sleep_of_days_takes_no_real_time():
+    async def scenario():
         async with TestEngine([remind, parent], start=BEGIN) as engine:
             engine.mock(send, "sent")
             handles = [await engine.start(remind, "a"), await engine.start(parent, None)]
@@ -43,7 +43,7 @@ def test_days_pass_in_an_instant():
             assert engine.now() == BEGIN + timedelta(days=30)
             return [await handle.result(5) for handle in handles]
 
-    assert asyncio.run(story()) == [["sent", "30 days, 0:00:00"]] * 2
+    assert asyncio.run(scenario()) == [["sent", "30 days, 0:00:00"]] * 2
 
 
 def test_retries_wait_in_the_engines_time_and_a_mock_may_fail_or_be_a_function():
@@ -55,7 +55,7 @@ def test_retries_wait_in_the_engines_time_and_a_mock_may_fail_or_be_a_function()
             raise TimeoutError("away")
         return "at last"
 
-    async def story():
+    async def scenario():
         async with TestEngine([remind]) as engine:
             engine.mock("send", flaky)
             handle = await engine.start(remind, "a")
@@ -71,7 +71,7 @@ def test_retries_wait_in_the_engines_time_and_a_mock_may_fail_or_be_a_function()
             with pytest.raises(WorkflowFailed, match="refused"):
                 await other.result(5)
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_signals_and_timeouts_of_a_workflow_are_in_the_engines_time():
@@ -79,7 +79,7 @@ def test_signals_and_timeouts_of_a_workflow_are_in_the_engines_time():
     async def waits(ctx: Context, _: None) -> str:
         return await ctx.wait_for_signal("go")
 
-    async def story():
+    async def scenario():
         async with TestEngine([waits]) as engine:
             told, late = await engine.start(waits, None), await engine.start(waits, None)
             await engine.advance("59 minutes")
@@ -90,10 +90,10 @@ def test_signals_and_timeouts_of_a_workflow_are_in_the_engines_time():
                 await late.result(5)
             assert caught.value.status == "timed_out"
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_runs_whose_time_comes_at_the_same_moment_may_end_one_another():
+def test_runs_that_are_due_at_the_same_moment_may_end_each_other():
     @workflow
     async def sleeps(ctx: Context) -> str:
         await ctx.sleep(60)
@@ -107,13 +107,13 @@ def test_runs_whose_time_comes_at_the_same_moment_may_end_one_another():
         except TimeoutError:
             return "too late"
 
-    async def story():
+    async def scenario():
         async with TestEngine([sleeps, above]) as engine:
             handles = [await engine.start(above) for _ in range(10)]
             await engine.advance(60)
             return [await handle.result(5) for handle in handles]
 
-    assert set(asyncio.run(story())) <= {"too late", "slept"}
+    assert set(asyncio.run(scenario())) <= {"too late", "slept"}
 
 
 def test_the_beginning_needs_a_time_zone():

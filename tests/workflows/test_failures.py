@@ -1,4 +1,5 @@
-"""What a step raised comes back as that, or as the nearest of its bases that can be made from a message."""
+"""An exception of a step is raised in the workflow as that type, or as its nearest base that can be created from a
+message."""
 
 from __future__ import annotations
 
@@ -17,11 +18,11 @@ from holdfast.workflow.journal import Failure
 
 
 class OwnError(KeyError):
-    """A user's own."""
+    """A user's own exception."""
 
 
 class TwiceRemoved(OwnError, ValueError):
-    """Another one, with two bases of Python's own."""
+    """Another one, with two builtin bases."""
 
 
 def raised(error):
@@ -45,7 +46,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("error", "kind"), CASES, ids=lambda value: getattr(value, "__name__", type(value).__name__))
-def test_the_nearest_base_is_kept(error, kind):
+def test_an_exception_is_raised_as_its_nearest_known_base_class(error, kind):
     back = raised(error)
     assert isinstance(back, StepFailed)
     assert isinstance(back, kind)
@@ -54,8 +55,8 @@ def test_the_nearest_base_is_kept(error, kind):
     assert isinstance(pickle.loads(pickle.dumps(back)), kind)
 
 
-def test_every_exception_of_python_comes_back_as_itself_or_as_its_nearest_base():
-    """But those that no coroutine can raise, and groups."""
+def test_every_builtin_exception_is_raised_as_itself_or_as_its_nearest_base():
+    """Except those that no coroutine can raise, and groups."""
     for name, kind in vars(builtins).items():
         if isinstance(kind, type) and issubclass(kind, Exception):
             back = step_failed("work", Failure(name, "no"), 1)
@@ -67,7 +68,7 @@ def test_every_exception_of_python_comes_back_as_itself_or_as_its_nearest_base()
             assert "no" in str(back)
 
 
-def test_an_exception_without_such_a_base_is_a_failed_step_alone():
+def test_an_exception_without_such_a_base_is_only_a_failed_step():
     class Plain(Exception):
         pass
 
@@ -87,7 +88,7 @@ def from_each_other(error):
 
 
 @pytest.mark.parametrize("fail", [from_itself, from_each_other])
-def test_an_error_that_goes_back_to_itself_fails_the_attempt_like_any_other(played, engine_on, fail):
+def test_an_error_that_is_its_own_cause_fails_the_attempt_like_any_other(played, engine_on, fail):
     attempts = []
 
     @workflow(retry=Retry(max_attempts=2, initial=0))
@@ -95,13 +96,13 @@ def test_an_error_that_goes_back_to_itself_fails_the_attempt_like_any_other(play
         attempts.append(ctx.attempt)
         fail(ValueError("its own"))
 
-    async def story():
+    async def scenario():
         async with engine_on("memory://", [failing]) as engine:
             with pytest.raises(WorkflowFailed, match="its own") as failed:
                 await (await engine.start(failing)).result(timeout=20)
             assert failed.value.kind == "ValueError"
 
-    played(story)
+    played(scenario)
     assert attempts == [1, 2]
 
 
@@ -125,18 +126,18 @@ def test_workflow_code_catches_the_base_in_every_replay(url, played, engine_on):
         await ctx.wait_for_signal("go")
         return found
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [catching], park_after=0.01) as engine:
             handle = await engine.start(catching)
             await eventually_async(lambda: suspended(handle))
             await handle.signal("go")
             assert await handle.result(timeout=20) == ["json.decoder.JSONDecodeError", "ModuleNotFoundError"]
 
-    played(story)
+    played(scenario)
 
 
 @pytest.mark.parametrize("number", [-(2**63), 2**63 - 1])
-def test_the_ends_of_64_bits_can_be_stored(url, played, engine_on, number):
+def test_the_largest_and_smallest_64_bit_numbers_can_be_stored(url, played, engine_on, number):
     @step
     def give(n: int) -> object:
         return [n]
@@ -145,8 +146,8 @@ def test_the_ends_of_64_bits_can_be_stored(url, played, engine_on, number):
     async def numbers(ctx: Context, n: int) -> int:
         return (await give(n))[0]
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [numbers]) as engine:
             assert await (await engine.start(numbers, number)).result(timeout=20) == number
 
-    played(story)
+    played(scenario)

@@ -1,4 +1,4 @@
-"""A long history costs what it must, and once: counted in entries read and decoded and in trips, never in time."""
+"""A long history is read and decoded once: counted in entries and in round trips, never in time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def long(ctx: Context, steps: int) -> int:
 
 
 def with_history(url, steps):
-    """A parked run that has done so many steps, recorded by few large records."""
+    """A parked run that has completed so many steps, recorded by few large records."""
     with Client(url) as client:
         execute = client.runtime.batchers["commands"].call
         run = client.runs.start(long, steps)
@@ -60,7 +60,7 @@ def with_history(url, steps):
 
 
 class Counted:
-    """What an engine asks the store for, and how many entries of journals the answers carry."""
+    """The commands that an engine sends, and how many journal entries the outcomes contain."""
 
     def __init__(self, engine, monkeypatch):
         self.kinds, self.carried, self.decoded = [], 0, 0
@@ -101,7 +101,7 @@ class Counted:
 def test_a_history_is_read_and_decoded_once_and_no_signal_reads_it_again(url, played, engine_on, monkeypatch, steps):
     run = with_history(url, steps)
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [long], recover=False, worker_ttl=60) as engine:
             counted = Counted(engine, monkeypatch)
             assert (await engine.resume(run)).status == "running"
@@ -122,4 +122,4 @@ def test_a_history_is_read_and_decoded_once_and_no_signal_reads_it_again(url, pl
         while driver is not None and driver.left is None and driver.length < steps + 1 + "abc".index(word) + 1:
             await asyncio.sleep(0.01)
 
-    played(story)
+    played(scenario)

@@ -1,4 +1,4 @@
-"""Hints: one that names nobody wakes everybody, and who waits for a result looks seldom while hints flow."""
+"""Hints: one without names wakes every worker, and a client that waits for a result polls seldom while hints arrive."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def quick(ctx: Context) -> str:
 
 
 async def rests(engine):
-    """Its worker has looked at everything and waits for a hint."""
+    """Its worker has nothing to do and waits for a hint."""
     return bool(engine._worker._wake._waiters)
 
 
@@ -56,8 +56,8 @@ def counted(engine, monkeypatch, kind):
     return sent
 
 
-def test_a_signal_that_comes_while_its_run_is_being_claimed_is_heard_of_at_once(url, played, engine_on, monkeypatch):
-    """The claim was answered without it, and its hint finds nobody who drives the run yet."""
+def test_a_signal_that_arrives_while_its_run_is_claimed_is_delivered_at_once(url, played, engine_on, monkeypatch):
+    """The claim does not contain it, and its hint arrives before the run has a driver."""
     monkeypatch.setattr(worker_module, "POLL_SECONDS", 3600.0)
 
     looked = []
@@ -85,7 +85,7 @@ def test_a_signal_that_comes_while_its_run_is_being_claimed_is_heard_of_at_once(
                 looked.append(command.run)
             super().send(command, answer)
 
-    async def story():
+    async def scenario():
         monkeypatch.setattr(Engine, "_worker_type", Interrupted)
         async with engine_on(url, [listens]) as engine:
             await eventually_async(lambda: rests(engine))
@@ -94,15 +94,15 @@ def test_a_signal_that_comes_while_its_run_is_being_claimed_is_heard_of_at_once(
                 assert await engine.handle(run).result(20) == "heard"
                 return run
 
-    run = played(story)
+    run = played(scenario)
     assert looked[:1] == [run]
 
 
-def test_a_hint_that_names_nobody_makes_a_worker_look_for_runs(url, played, engine_on, monkeypatch):
+def test_a_hint_without_names_makes_a_worker_claim_runs(url, played, engine_on, monkeypatch):
     """A notification of PostgreSQL that would be too long arrives as such a hint."""
     monkeypatch.setattr(worker_module, "POLL_SECONDS", 3600.0)
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [quick], worker_ttl=60) as engine:
             await eventually_async(lambda: rests(engine))
             looks = counted(engine, monkeypatch, ReadNextDue)
@@ -112,7 +112,7 @@ def test_a_hint_that_names_nobody_makes_a_worker_look_for_runs(url, played, engi
     async def found(looks):
         return bool(looks)
 
-    played(story)
+    played(scenario)
 
 
 def test_a_burst_of_starts_is_claimed_at_once(played, engine_on, monkeypatch):
@@ -120,7 +120,7 @@ def test_a_burst_of_starts_is_claimed_at_once(played, engine_on, monkeypatch):
     monkeypatch.setattr(worker_module, "POLL_SECONDS", 3600.0)
     url = PROVIDERS["postgres"].url(None)
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [quick], worker_ttl=60) as engine:
             await eventually_async(lambda: rests(engine))
             program = [sys.executable, "-c", BURST, url]
@@ -130,11 +130,11 @@ def test_a_burst_of_starts_is_claimed_at_once(played, engine_on, monkeypatch):
             for id in ids:
                 assert await engine.handle(id).result(timeout=20) == "done"
 
-    played(story)
+    played(scenario)
 
 
 def waits_of(client, run, times):
-    """For how long somebody who waits for a result waits until it looks again, so many times; nothing ever comes."""
+    """The intervals at which a client that waits for a result polls, so many of them; no result ever arrives."""
     flow = RunQueries(client, max_bytes=1_000).result(run, Any, None)
     waits, answer = [], None
     try:
@@ -150,7 +150,7 @@ def waits_of(client, run, times):
     return waits
 
 
-def test_who_waits_for_a_result_where_no_hint_can_come_looks_every_second():
+def test_a_client_that_waits_for_a_result_without_hints_polls_every_second():
     """As behind a connection pooler."""
     with Client(PROVIDERS["postgres"].url(None), store_options={"wakeup": "poll"}) as client:
         run = client.runs.start("waiting")
@@ -158,15 +158,15 @@ def test_who_waits_for_a_result_where_no_hint_can_come_looks_every_second():
 
 
 @pytest.mark.parametrize("url", ["sqlite", "postgres", "valkey", "memory"], indirect=True)
-def test_who_waits_for_a_result_looks_seldom_where_a_hint_will_come(url):
+def test_a_client_that_waits_for_a_result_with_hints_polls_seldom(url):
     with Client(url) as client:
         run = client.runs.start("waiting")
-        eventually(lambda: not client.runtime.watched().polls)  # until it is subscribed it looks every second
+        eventually(lambda: not client.runtime.watched().polls)  # until it is subscribed it polls every second
         assert waits_of(client, run, 6) == [1, 2, 4, 8, MAX_POLL_SECONDS, MAX_POLL_SECONDS]
 
 
-def test_who_waits_for_a_result_beside_too_many_others_looks_every_second():
-    """A run tells its end to so many who wait; further ones get no hint."""
+def test_a_client_that_waits_for_a_result_beside_too_many_others_polls_every_second():
+    """A run hints a limited number of waiting clients about its end; further ones get no hint."""
     with Client("memory://") as client:
         run = client.runs.start("waiting")
         for n in range(WATCHERS):

@@ -52,7 +52,7 @@ async def with_another_error():
         raise ConnectionError("no connection") from error
 
 
-async def with_another_error_that_does_not_say_from_what():
+async def with_another_error_without_a_cause():
     try:
         await with_streams()
     except Exception:
@@ -61,7 +61,7 @@ async def with_another_error_that_does_not_say_from_what():
 
 async def with_another_error_in_a_group():
     async with asyncio.TaskGroup() as group:
-        group.create_task(with_another_error_that_does_not_say_from_what())
+        group.create_task(with_another_error_without_a_cause())
 
 
 WAYS = [
@@ -73,26 +73,26 @@ WAYS = [
     with_nested_groups,
     with_a_process,
     with_another_error,
-    with_another_error_that_does_not_say_from_what,
+    with_another_error_without_a_cause,
     with_another_error_in_a_group,
 ]
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("use", WAYS, ids=lambda way: way.__name__)
-def test_the_run_fails_with_what_to_do_instead(played, engine_on, use):
+def test_io_in_workflow_code_fails_the_run_with_what_to_do(played, engine_on, use):
     @workflow
     async def talking(ctx: Context) -> None:
         await use()
 
-    async def story():
+    async def scenario():
         async with engine_on("memory://", [talking]) as engine:
             with pytest.raises(WorkflowFailed, match=r"Do this in a step: ctx\.step") as failed:
                 await (await engine.start(talking)).result(timeout=20)
             assert failed.value.kind == "holdfast.errors.NotInWorkflow"
 
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
-    played(story)
+    played(scenario)
 
 
 async def after_the_refusal():
@@ -109,21 +109,21 @@ async def from_none():
 
 
 @pytest.mark.parametrize("use", [after_the_refusal, from_none], ids=lambda way: way.__name__)
-def test_an_error_that_has_nothing_to_do_with_the_refusal_is_told_as_it_is(played, engine_on, use):
+def test_an_error_unrelated_to_the_refusal_is_reported_unchanged(played, engine_on, use):
     @workflow
     async def talking(ctx: Context) -> None:
         await use()
 
-    async def story():
+    async def scenario():
         async with engine_on("memory://", [talking]) as engine:
             with pytest.raises(WorkflowFailed, match="something else") as failed:
                 await (await engine.start(talking)).result(timeout=20)
             assert failed.value.kind == "LookupError"
 
-    played(story)
+    played(scenario)
 
 
-def test_waiting_and_cancelling_with_anyio_is_durable(played, engine_on):
+def test_waits_and_cancellations_of_anyio_are_durable(played, engine_on):
     @workflow
     async def pausing(ctx: Context) -> str:
         await anyio.sleep(0.01)
@@ -133,8 +133,8 @@ def test_waiting_and_cancelling_with_anyio_is_durable(played, engine_on):
             group.start_soon(anyio.sleep, 0.01)
         return "went on"
 
-    async def story():
+    async def scenario():
         async with engine_on("memory://", [pausing]) as engine:
             assert await (await engine.start(pausing)).result(timeout=20) == "went on"
 
-    played(story)
+    played(scenario)

@@ -1,4 +1,4 @@
-"""Limits as people use them: how many runs at a time, how many in a span, and what each is told who is too many."""
+"""Limits in use: how many runs at a time, how many starts in a period, and what happens to a start beyond them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Order:
 
 
 def waiting(**options):
-    """A workflow whose runs wait until they are told to go."""
+    """A workflow whose runs wait for a signal."""
 
     @workflow(**({"name": "order"} | options))
     async def order(ctx: Context, order: Order) -> int:
@@ -57,10 +57,10 @@ async def until(engine, run, status):
             await asyncio.sleep(0.01)
 
 
-def test_a_start_over_the_limit_is_rejected_and_told_why(played, engine_on, url):
+def test_a_start_beyond_the_limit_is_rejected_with_the_reason(played, engine_on, url):
     order = waiting(concurrency=Concurrency(max=2, key="customer"))
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [order]) as engine:
             first = await engine.start(order, Order("ann", 1))
             assert first.admission.outcome == "admitted"
@@ -74,13 +74,13 @@ def test_a_start_over_the_limit_is_rejected_and_told_why(played, engine_on, url)
             await engine.start(order, Order("ann", 5))
             return caught.value
 
-    error = played(story)
+    error = played(scenario)
     assert (error.workflow_type, error.partition_key, error.limit, error.retry_after) == ("order", "ann", 2, None)
     assert error.retryable
     assert pickle.loads(pickle.dumps(error)).partition_key == "ann"
 
 
-def test_those_who_wait_run_in_the_order_in_which_they_came(played, engine_on, url):
+def test_queued_runs_are_executed_in_order_of_arrival(played, engine_on, url):
     ran = []
 
     @workflow(concurrency=Concurrency(max=1, on_excess="queue"))
@@ -88,18 +88,18 @@ def test_those_who_wait_run_in_the_order_in_which_they_came(played, engine_on, u
         await ctx.step("note", ran.append, number)
         return number
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [one_by_one]) as engine:
             handles = [await engine.start(one_by_one, number) for number in range(20)]
             return [await handle.result() for handle in handles]
 
-    assert played(story) == ran == list(range(20))
+    assert played(scenario) == ran == list(range(20))
 
 
-def test_a_run_that_waits_is_queued_and_has_its_place_when_another_ends(played, engine_on, url):
+def test_a_queued_run_is_admitted_when_another_run_ends(played, engine_on, url):
     order = waiting(concurrency=Concurrency(max=1, on_excess="queue", max_queue=2))
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [order]) as engine:
             await engine.start(order, Order("ann", 1), id="a")
             handle = await engine.start(order, Order("ann", 2), id="b")
@@ -117,13 +117,13 @@ def test_a_run_that_waits_is_queued_and_has_its_place_when_another_ends(played, 
             assert (await engine.get("b")).status == "cancelled"
             await go(engine, "urgent")
 
-    played(story)
+    played(scenario)
 
 
-def test_a_start_that_is_skipped_gets_the_run_that_is_there(played, engine_on, url):
+def test_a_skipped_start_gets_a_handle_of_the_existing_run(played, engine_on, url):
     order = waiting(concurrency=Concurrency(max=1, on_excess="skip"))
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [order]) as engine:
             first = await engine.start(order, Order("ann", 1))
             second = await engine.start(order, Order("ann", 2))
@@ -131,13 +131,13 @@ def test_a_start_that_is_skipped_gets_the_run_that_is_there(played, engine_on, u
             await go(engine, first.id)
             assert await second.result() == 1
 
-    played(story)
+    played(scenario)
 
 
-def test_the_newest_takes_the_place_of_the_oldest(played, engine_on, url):
+def test_cancel_oldest_cancels_the_oldest_run_for_the_newest(played, engine_on, url):
     order = waiting(concurrency=Concurrency(max=1, on_excess="cancel_oldest"))
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [order]) as engine:
             first = await engine.start(order, Order("ann", 1))
             second = await engine.start(order, Order("ann", 2))
@@ -148,13 +148,13 @@ def test_the_newest_takes_the_place_of_the_oldest(played, engine_on, url):
             await go(engine, second.id)
             assert await second.result() == 2
 
-    played(story)
+    played(scenario)
 
 
-def test_the_newest_is_recorded_as_cancelled(played, engine_on, url):
+def test_the_newest_run_is_recorded_as_cancelled(played, engine_on, url):
     order = waiting(concurrency=Concurrency(max=1, on_excess="cancel_newest"))
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [order]) as engine:
             first = await engine.start(order, Order("ann", 1))
             second = await engine.start(order, Order("ann", 2))
@@ -164,13 +164,13 @@ def test_the_newest_is_recorded_as_cancelled(played, engine_on, url):
             await go(engine, first.id)
             assert await first.result() == 1
 
-    played(story)
+    played(scenario)
 
 
-def test_so_many_starts_in_a_span(played, engine_on, url):
+def test_a_rate_limit_rejects_further_starts_within_its_period(played, engine_on, url):
     order = waiting(rate=Rate(2, per="1 minute", key="customer"))
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [order]) as engine:
             for number in range(2):
                 await engine.start(order, Order("ann", number))
@@ -179,32 +179,32 @@ def test_so_many_starts_in_a_span(played, engine_on, url):
             assert 0 < caught.value.retry_after <= 60
             await engine.start(order, Order("bob", 4))
 
-    played(story)
+    played(scenario)
 
 
-def test_starts_that_come_too_soon_begin_later(played, engine_on, url):
+def test_starts_beyond_a_rate_limit_are_queued_and_begin_later(played, engine_on, url):
     @workflow(rate=Rate(2, per=0.5, on_excess="queue"))
     async def paced(ctx: Context) -> float:
         return ctx.now().timestamp()
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [paced]) as engine:
             handles = [await engine.start(paced) for _ in range(4)]
             assert [handle.admission.outcome for handle in handles] == ["admitted", "admitted", "delayed", "delayed"]
             return [await handle.result() for handle in handles]
 
-    times = played(story)
+    times = played(scenario)
     assert times[2] - times[0] >= 0.5
     assert times[3] - times[1] >= 0.5
 
 
-def test_of_several_limits_the_answer_tells_which_one_applied(played, engine_on, url):
+def test_of_several_limits_the_error_names_the_one_that_applied(played, engine_on, url):
     order = waiting(
         concurrency=[Concurrency(max=3, on_excess="queue", name="all"), Concurrency(max=1, key="customer")],
         rate=Rate(100, per="1 hour"),
     )
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [order]) as engine:
             await engine.start(order, Order("ann"))
             with pytest.raises(WorkflowConcurrencyLimitExceededError) as caught:
@@ -215,7 +215,7 @@ def test_of_several_limits_the_answer_tells_which_one_applied(played, engine_on,
             handle = await engine.start(order, Order("dan"))
             assert (handle.admission.limit, handle.admission.max) == ("all", 3)
 
-    played(story)
+    played(scenario)
 
 
 # -- by name ---------------------------------------------------------------------------------------------------
@@ -224,7 +224,7 @@ def test_of_several_limits_the_answer_tells_which_one_applied(played, engine_on,
 def test_a_start_by_name_obeys_the_limits_that_an_engine_has_published(played, engine_on, url, monkeypatch):
     order = waiting(concurrency=Concurrency(max=1, key="customer"))
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [order]) as engine:
             with Client(url) as client:
                 client.runs.start("order", {"customer": "ann"})
@@ -236,7 +236,7 @@ def test_a_start_by_name_obeys_the_limits_that_an_engine_has_published(played, e
             with pytest.raises(WorkflowConcurrencyLimitExceededError):
                 await engine.start("order", Order("bob"))
 
-    played(story)
+    played(scenario)
 
 
 def test_the_input_itself_can_be_the_key(played, engine_on, url):
@@ -244,7 +244,7 @@ def test_the_input_itself_can_be_the_key(played, engine_on, url):
     async def rebuild(ctx, customer: str) -> None:
         await ctx.wait_for_signal("go")
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [rebuild]) as engine:
             await engine.start(rebuild, "ann")
             with pytest.raises(WorkflowConcurrencyLimitExceededError) as refused:
@@ -257,13 +257,13 @@ def test_the_input_itself_can_be_the_key(played, engine_on, url):
                 with pytest.raises(InvalidOption, match="a key is text, a whole number"):
                     client.runs.start("rebuild", {"customer": "bob"})
 
-    played(story)
+    played(scenario)
 
 
-def test_a_key_that_only_code_can_tell_needs_the_code(played, engine_on, url):
+def test_a_start_by_name_is_refused_if_the_key_of_a_limit_is_a_function(played, engine_on, url):
     order = waiting(concurrency=Concurrency(max=1, key=lambda order: order.customer.lower(), name="each"))
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [order]) as engine:
             await engine.start(order, Order("ann"))
             with pytest.raises(WorkflowConcurrencyLimitExceededError):
@@ -275,10 +275,10 @@ def test_a_key_that_only_code_can_tell_needs_the_code(played, engine_on, url):
                 with pytest.raises(WorkflowConcurrencyLimitExceededError):
                     client.runs.start(order, Order("Bob"))
 
-    played(story)
+    played(scenario)
 
 
-def test_without_any_engine_the_limits_of_the_workflow_itself_count(url):
+def test_without_an_engine_the_limits_of_the_workflow_definition_apply(url):
     order = waiting(concurrency=Concurrency(max=1))
     with Client(url) as client:
         client.runs.start(order, Order("ann"))
@@ -286,11 +286,11 @@ def test_without_any_engine_the_limits_of_the_workflow_itself_count(url):
             client.runs.start("order", {"customer": "bob"})
 
 
-def test_the_newest_limits_count_and_raising_one_lets_in_who_waits(played, engine_on, url):
+def test_the_newest_limits_apply_and_raising_one_admits_queued_runs(played, engine_on, url):
     def limited(max, version):
         return waiting(concurrency=Concurrency(max=max, on_excess="queue", version=version))
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [limited(1, 1)]) as engine:
             for run in "abc":
                 await engine.start("order", Order(run), id=run)
@@ -306,20 +306,20 @@ def test_the_newest_limits_count_and_raising_one_lets_in_who_waits(played, engin
                 {"workflow": "order", "version": 1}
             ]
 
-    played(story)
+    played(scenario)
 
 
-# -- places ----------------------------------------------------------------------------------------------------
+# -- limit keys ------------------------------------------------------------------------------------------------
 
 
-def test_retry_and_restart_are_let_in_like_a_start(played, engine_on, url):
+def test_retry_and_restart_are_admitted_like_a_start(played, engine_on, url):
     @workflow(concurrency=Concurrency(max=1))
     async def fails(ctx: Context, how: str) -> None:
         if how == "badly":
             raise ValueError
         await ctx.wait_for_signal("go")
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [fails]) as engine:
             handle = await engine.start(fails, "badly", id="failed")
             with pytest.raises(WorkflowFailed):
@@ -330,10 +330,10 @@ def test_retry_and_restart_are_let_in_like_a_start(played, engine_on, url):
                     await again("failed")
             assert (await engine.get("failed")).status == "failed"
 
-    played(story)
+    played(scenario)
 
 
-def test_a_child_that_is_too_many_fails_where_it_is_awaited_and_is_not_started_later(played, engine_on, url):
+def test_a_rejected_child_fails_where_it_is_awaited_and_is_not_started_later(played, engine_on, url):
     order = waiting(concurrency=Concurrency(max=1))
 
     @workflow
@@ -345,7 +345,7 @@ def test_a_child_that_is_too_many_fails_where_it_is_awaited_and_is_not_started_l
             return error.kind
         return "started"
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [order, parent]) as engine:
             await engine.start(order, Order("ann"), id="first")
             handle = await engine.start(parent, id="parent")
@@ -361,7 +361,7 @@ def test_a_child_that_is_too_many_fails_where_it_is_awaited_and_is_not_started_l
 
     if url.startswith("memory"):
         pytest.skip("what is in memory ends with the engine")
-    played(story)
+    played(scenario)
 
 
 # -- what is refused -------------------------------------------------------------------------------------------
@@ -385,7 +385,7 @@ def test_a_child_that_is_too_many_fails_where_it_is_awaited_and_is_not_started_l
         (lambda: waiting(concurrency=[Concurrency(max=1), Concurrency(max=2)]), "another name"),
     ],
 )
-def test_a_limit_that_makes_no_sense_is_refused(make, said):
+def test_an_invalid_limit_is_refused(make, said):
     with pytest.raises(ValueError, match=said):
         make()
 
@@ -395,20 +395,20 @@ def test_a_priority_is_a_whole_number(tmp_path):
         client.runs.start("order", priority="high")
 
 
-def test_every_such_error_is_one_kind():
+def test_every_limit_error_has_one_base_class():
     for kind in (WorkflowConcurrencyLimitExceededError, WorkflowRateLimitExceeded, WorkflowQueueFull):
         assert issubclass(kind, WorkflowLimitExceeded)
 
 
 @pytest.mark.parametrize("on_excess", ["skip", "cancel_newest"])
-def test_a_signal_to_a_run_that_a_limit_does_not_let_begin_goes_to_nobody(url, played, engine_on, on_excess):
+def test_a_signal_with_a_rejected_start_is_not_delivered(url, played, engine_on, on_excess):
     told = "another run is kept" if on_excess == "skip" else "recorded as cancelled"
 
     @workflow(name="talk", concurrency=Concurrency(max=1, on_excess=on_excess))
     async def talk(ctx, who: str) -> str:
         return f"{who} heard {await ctx.wait_for_signal('say')}"
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [talk]) as engine:
             ann = await engine.start(talk, "ann", id="ann")
             with pytest.raises(WorkflowConcurrencyLimitExceededError, match=told) as caught:
@@ -417,7 +417,7 @@ def test_a_signal_to_a_run_that_a_limit_does_not_let_begin_goes_to_nobody(url, p
             await engine.start_or_signal(talk, "ann", id="ann", name="say", payload="hello")
             assert await ann.result() == "ann heard hello"
 
-    played(story)
+    played(scenario)
 
 
 @dataclass
@@ -425,35 +425,35 @@ class Request:
     customer: str
 
 
-def test_a_function_as_the_key_gets_what_the_workflow_gets(url, played, engine_on):
+def test_a_function_as_the_key_gets_the_input_of_the_workflow(url, played, engine_on):
     @workflow(name="ask", concurrency=Concurrency(max=1, key=lambda request: request.customer))
     async def ask(ctx, request: Request) -> str:
         return request.customer
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [ask]) as engine:
             for given in (Request("ann"), {"customer": "ann"}):
                 handle = await engine.start(ask, given)
                 assert (await handle.result(), handle.admission.outcome) == ("ann", "admitted")
 
-    played(story)
+    played(scenario)
 
 
-def test_what_a_function_as_the_key_raises_is_told_with_the_limit(url, played, engine_on):
+def test_an_exception_of_a_key_function_is_reported_with_the_limit(url, played, engine_on):
     @workflow(name="ask", concurrency=Concurrency(max=1, key=lambda request: request["missing"], name="each"))
     async def ask(ctx, request: dict[str, str]) -> None:
         pass
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [ask]) as engine:
             with pytest.raises(InvalidOption, match=r"limit 'each' of 'ask'.*KeyError\('missing'\)"):
                 await engine.start(ask, {})
 
-    played(story)
+    played(scenario)
 
 
 @pytest.mark.parametrize("parked", [False, True])
-def test_a_child_that_was_kept_out_may_be_started_again_under_its_id(url, played, engine_on, parked):
+def test_a_rejected_child_may_be_started_again_with_its_id(url, played, engine_on, parked):
     @workflow(name="below", concurrency=Concurrency(max=1))
     async def below(ctx, _none: None) -> str:
         return await ctx.wait_for_signal("go")
@@ -466,7 +466,7 @@ def test_a_child_that_was_kept_out_may_be_started_again_under_its_id(url, played
             await ctx.wait_for_signal("again")
             return await ctx.child(below, id="child")
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [above, below], park_after=0.01 if parked else 60) as engine:
             first = await engine.start(below)
             handle = await engine.start(above, id="above")
@@ -485,4 +485,4 @@ def test_a_child_that_was_kept_out_may_be_started_again_under_its_id(url, played
     async def there(engine):
         return "child" in [run.id for run in (await engine.list()).runs]
 
-    played(story)
+    played(scenario)

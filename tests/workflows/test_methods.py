@@ -1,4 +1,4 @@
-"""A step may be a method: its instance is not recorded, and a replay uses the one that is there then."""
+"""A step may be a method: its instance is not recorded, and a replay uses the instance that exists then."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from holdfast.workflow import journal
 
 
 class Provider:
-    """What a user has: an object with a connection, say, that cannot be stored."""
+    """A user's object that cannot be stored, for example one with a connection."""
 
     def __init__(self, calls):
         self.calls = calls
@@ -69,19 +69,19 @@ def test_methods_are_recorded_steps(url, played, engine_on):
         found.append(await provider.charge(8))
         return found
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [paying], park_after=0.01) as engine:
             handle = await engine.start(paying)
             await eventually_async(lambda: suspended(handle))
             await handle.signal("go")
             assert await handle.result(timeout=20) == [7, "to bob", "to ann", "Provider 1", 2, 3, 8]
 
-    played(story)
+    played(scenario)
     assert calls == [("charge", 7), ("mail", "bob"), ("mail", "ann"), ("charge", 8)]
 
 
-class Heir(Provider):
-    """Whose class methods are those of `Provider`."""
+class SubProvider(Provider):
+    """It inherits its class methods from `Provider`."""
 
 
 def bound_by_python(owner, name):
@@ -118,18 +118,26 @@ def test_neither_instance_nor_class_is_among_the_recorded_arguments(played, engi
             await provider.charge(1),
             await ctx.step("mail", provider.mail, to="ann"),
             await bound(Provider, "shared")(2),
-            await bound(Heir, "shared")(3),
-            await bound(Heir, "shared_at_last")(failures["called"], 4),
-            await ctx.step("again", bound(Heir, "shared"), 5),
-            await ctx.step("at last", bound(Heir, "shared_at_last"), failures["by ctx"], 6),
+            await bound(SubProvider, "shared")(3),
+            await bound(SubProvider, "shared_at_last")(failures["called"], 4),
+            await ctx.step("again", bound(SubProvider, "shared"), 5),
+            await ctx.step("at last", bound(SubProvider, "shared_at_last"), failures["by ctx"], 6),
         ]
 
-    async def story():
+    async def scenario():
         async with engine_on("memory://", [paying]) as engine:
             found = await (await engine.start(paying)).result(timeout=20)
-            assert found == [1, "to ann", "Provider 2", "Heir 3", "Heir 4", "Heir 5", "Heir 6"]
+            assert found == [
+                1,
+                "to ann",
+                "Provider 2",
+                "SubProvider 3",
+                "SubProvider 4",
+                "SubProvider 5",
+                "SubProvider 6",
+            ]
 
-    played(story)
+    played(scenario)
     assert recorded == [
         ((1,), {}),
         ((), {"to": "ann"}),
@@ -150,11 +158,11 @@ def test_a_class_that_is_an_argument_is_recorded(played, engine_on, recorded):
     async def naming(ctx: Context) -> list[str]:
         return [await name_of(Provider, 1), await ctx.step("again", name_of, Provider, 2)]
 
-    async def story():
+    async def scenario():
         async with engine_on("memory://", [naming]) as engine:
             assert await (await engine.start(naming)).result(timeout=20) == ["Provider 1", "Provider 2"]
 
-    played(story)
+    played(scenario)
     assert recorded == [((Provider, 1), {}), ((Provider, 2), {})]
 
 
@@ -164,21 +172,24 @@ def test_a_class_method_can_be_replaced_in_a_test(played, bound):
     async def paying(ctx: Context) -> str:
         return await bound(Provider, "shared")(7)
 
-    async def story():
+    async def scenario():
         async with TestEngine([paying]) as engine:
             engine.mock(bound(Provider, "shared"), "instead")
             assert await (await engine.start(paying)).result() == "instead"
 
-    played(story)
+    played(scenario)
 
 
-def test_a_method_outside_a_run_is_itself():
+def test_a_step_method_called_outside_a_run_is_the_plain_method():
     calls = []
     provider = Provider(calls)
     assert asyncio.run(provider.charge(1)) == 1
     assert provider.mail(to="ann") == "to ann"
     assert Provider.mail(provider, to="bob") == "to bob"
-    assert [bound(Heir, "shared")(1) for bound in (bound_by_python, bound_by_python_3_13)] == ["Heir 1", "Heir 1"]
+    assert [bound(SubProvider, "shared")(1) for bound in (bound_by_python, bound_by_python_3_13)] == [
+        "SubProvider 1",
+        "SubProvider 1",
+    ]
     assert calls == [("charge", 1), ("mail", "ann"), ("mail", "bob")]
 
 
@@ -189,16 +200,16 @@ def test_a_method_can_be_replaced_in_a_test(played):
     async def paying(ctx: Context) -> int:
         return await provider.charge(7)
 
-    async def story():
+    async def scenario():
         async with TestEngine([paying]) as engine:
             engine.mock(Provider.charge, 99)
             assert await (await engine.start(paying)).result() == 99
 
-    played(story)
+    played(scenario)
     assert provider.calls == []
 
 
-def test_a_step_of_a_class_method_says_how_to_write_it():
+def test_a_step_around_a_class_method_is_refused_with_how_to_write_it():
     with pytest.raises(InvalidWorkflow, match="put @classmethod above @step"):
 
         class _Wrong:

@@ -1,4 +1,4 @@
-"""Where asyncio goes through a set, it goes through it in the same order in every replay."""
+"""Where asyncio iterates over a set, the order is the same in every replay."""
 
 from __future__ import annotations
 
@@ -128,8 +128,8 @@ PROGRAMS = [
 
 @pytest.mark.parametrize("url", ["sqlite"], indirect=True)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
-def test_replays_go_the_same_way(url, played, engine_on, program):
-    """The objects of every replay are at other addresses: what goes by address differs within a few of them."""
+def test_every_replay_has_the_same_order(url, played, engine_on, program):
+    """The objects of every replay have other addresses: an order by address differs within a few replays."""
 
     @workflow
     async def ordered(ctx: Context) -> list[int]:
@@ -140,7 +140,7 @@ def test_replays_go_the_same_way(url, played, engine_on, program):
 
     rubbish = []
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [ordered], park_after=0.01) as engine:
             handles = [await engine.start(ordered) for _ in range(5)]
             for _ in range(6):
@@ -151,26 +151,26 @@ def test_replays_go_the_same_way(url, played, engine_on, program):
             results = [await handle.result(timeout=20) for handle in handles]
             assert all(len(result) >= 3 for result in results)
 
-    played(story)
+    played(scenario)
     for coroutines in rubbish:
         for coroutine in coroutines:
             coroutine.close()
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # those of the generator are lost
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # its coroutines are never awaited
 @pytest.mark.parametrize("collect", [set, iter], ids=["a set", "a generator"])
-def test_coroutines_without_an_order_are_refused_with_what_to_write(played, engine_on, collect):
+def test_a_set_of_coroutines_is_refused_with_what_to_write(played, engine_on, collect):
     @workflow
     async def unordered(ctx: Context) -> list[int]:
         return [await done for done in asyncio.as_completed(collect([work(n) for n in range(3)]))]
 
-    async def story():
+    async def scenario():
         async with engine_on("memory://", [unordered]) as engine:
             with pytest.raises(WorkflowFailed, match=r"asyncio\.as_completed\(\[f\(x\) for x in xs\]\)") as failed:
                 await (await engine.start(unordered)).result()
             assert failed.value.kind == "holdfast.errors.NotInWorkflow"
 
-    played(story)
+    played(scenario)
 
 
 def own_futures(count):
@@ -205,21 +205,21 @@ async def own_future_and_another_as_completed(count):
     "program",
     [wait_for_own_futures, wait_for_own_tasks, own_futures_as_completed, own_future_and_another_as_completed],
 )
-def test_futures_that_the_loop_did_not_make_are_refused_with_what_to_write(played, engine_on, program):
-    """One alone has no order that could differ."""
+def test_futures_that_the_loop_did_not_create_are_refused_with_what_to_write(played, engine_on, program):
+    """A single future has no order that could differ."""
 
     @workflow
     async def waiting(ctx: Context, count: int) -> list[int]:
         return await program(count)
 
-    async def story():
+    async def scenario():
         async with engine_on("memory://", [waiting]) as engine:
             assert await (await engine.start(waiting, 1)).result() == [0]
             with pytest.raises(WorkflowFailed, match=r"asyncio\.get_running_loop\(\)\.create_future\(\)") as failed:
                 await (await engine.start(waiting, 2)).result()
             assert failed.value.kind == "holdfast.errors.NotInWorkflow"
 
-    played(story)
+    played(scenario)
 
 
 async def of_the_running_loop():
@@ -231,8 +231,8 @@ async def of_this_loop():
 
 
 @pytest.mark.parametrize("ask", [of_the_running_loop, of_this_loop])
-def test_all_tasks_is_refused_in_workflow_code_with_what_to_write_and_works_everywhere_else(played, engine_on, ask):
-    """In a step, and beside the engine, it tells of what runs there; workflow code is not among that."""
+def test_all_tasks_is_refused_in_workflow_code_and_works_everywhere_else(played, engine_on, ask):
+    """In a step, and beside the engine, it returns the tasks there; those of workflow code are not among them."""
 
     @step
     async def around() -> list[str]:
@@ -247,7 +247,7 @@ def test_all_tasks_is_refused_in_workflow_code_with_what_to_write_and_works_ever
             task.cancel()
         await other
 
-    async def story():
+    async def scenario():
         async with engine_on("memory://", [asking]) as engine:
             with pytest.raises(WorkflowFailed, match=r"Keep a list of the tasks.*asyncio\.TaskGroup") as failed:
                 await (await engine.start(asking)).result()
@@ -255,10 +255,10 @@ def test_all_tasks_is_refused_in_workflow_code_with_what_to_write_and_works_ever
             assert asyncio.current_task() in await ask()
             assert {type(task) for task in await ask()} == {asyncio.Task}
 
-    played(story)
+    played(scenario)
 
 
-def test_what_gather_returns_can_be_cancelled_and_shielded(played, engine_on):
+def test_the_future_of_gather_can_be_cancelled_and_shielded(played, engine_on):
     @workflow
     async def gathering(ctx: Context) -> list[int]:
         both = asyncio.gather(ctx.sleep("1 day"), ctx.sleep("2 days"))
@@ -268,8 +268,8 @@ def test_what_gather_returns_can_be_cancelled_and_shielded(played, engine_on):
             await both
         return [*await asyncio.shield(asyncio.gather(work(1), work(2))), *await asyncio.gather()]
 
-    async def story():
+    async def scenario():
         async with engine_on("memory://", [gathering]) as engine:
             assert await (await engine.start(gathering)).result(timeout=20) == [1, 2]
 
-    played(story)
+    played(scenario)

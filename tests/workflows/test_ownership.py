@@ -1,4 +1,4 @@
-"""Who drives a run: one engine at a time, with what it records refused when it is no longer the one."""
+"""Which engine drives a run: one at a time; records of a former driver are refused."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from holdfast.rules.runs.record import worker_key
 from holdfast.runtime import failpoints
 
 
-class Crowd:
-    """A step that waits until the test lets it go, and counts its bodies."""
+class BlockingStep:
+    """A step that blocks until the test continues it, and counts its executions."""
 
     def __init__(self):
         self.bodies, self.inside, self.most, self.open = 0, 0, 0, asyncio.Event()
@@ -55,15 +55,15 @@ def waiting(crowd):
     return waits
 
 
-async def put_out(engine):
-    """An operator puts the worker's lease out: as if its time were over, while the process lives on."""
+async def end_lease(engine):
+    """Release the worker's lease by force: as if it had expired, while the process continues."""
     worker = engine._worker
     await worker.execute(ForceRelease(key=worker_key(worker.id), by="test", reason="test"))
 
 
-def test_a_run_that_another_engine_took_over_is_recorded_by_that_one_alone(url, played, engine_on):
-    async def story():
-        crowd = Crowd()
+def test_only_the_new_engine_records_a_run_that_it_took_over(url, played, engine_on):
+    async def scenario():
+        crowd = BlockingStep()
         flow = waiting(crowd)
         refused = []
         async with engine_on(url, [flow], name="first", worker_ttl=60) as first:
@@ -74,7 +74,7 @@ def test_a_run_that_another_engine_took_over_is_recorded_by_that_one_alone(url, 
             first._worker._notified_elsewhere = lambda ids: None
             async with engine_on(url, [flow], name="second", worker_ttl=60) as second:
                 driver = first._worker.drivers["r"]
-                await put_out(first)
+                await end_lease(first)
                 await eventually_async(lambda: crowd.bodies == 2)
                 crowd.open.set()
                 assert await second.handle("r").result() == 2
@@ -83,12 +83,12 @@ def test_a_run_that_another_engine_took_over_is_recorded_by_that_one_alone(url, 
                 assert seen.entries == 2
         return before, refused
 
-    before, refused = played(story)
+    before, refused = played(scenario)
     assert before == "first"
     assert "run_refused" in refused or "worker_lost" in refused or "lease_lost" in refused
 
 
-def test_a_driver_that_is_refused_begins_nothing_more(url, played, engine_on):
+def test_a_driver_whose_record_was_refused_begins_no_step(url, played, engine_on):
     begun = []
 
     def made(name, door):
@@ -106,29 +106,29 @@ def test_a_driver_that_is_refused_begins_nothing_more(url, played, engine_on):
     async def nothing():
         return 60.0
 
-    async def story():
+    async def scenario():
         shut, open_ = asyncio.Event(), asyncio.Event()
         open_.set()
         one, other = made("first", shut), made("second", open_)
         async with engine_on(url, [one], name="first", worker_ttl=60) as first:
             await first.start(one, id="r")
             await eventually_async(lambda: "r" in first._worker.drivers)
-            first._worker._poll = nothing  # it would find out too, within a second
+            first._worker._poll = nothing  # it would find this too, within a second
             async with engine_on(url, [other], name="second", worker_ttl=60) as second:
                 driver = first._worker.drivers["r"]
-                await put_out(first)
+                await end_lease(first)
                 assert await second.handle("r", other).result() == "second"
                 shut.set()
                 await driver.finished.wait()
                 assert driver.left == "refused"
 
-    played(story)
+    played(scenario)
     assert begun == ["second"]
 
 
 def test_run_locks_show_the_engines_ownership_and_refuse_a_driven_run(url, played, engine_on):
-    async def story():
-        crowd = Crowd()
+    async def scenario():
+        crowd = BlockingStep()
         flow = waiting(crowd)
         async with engine_on(url, [flow], name="me") as engine, AsyncClient(url) as client:
             handle = await engine.start(flow, None, id="r")
@@ -147,15 +147,15 @@ def test_run_locks_show_the_engines_ownership_and_refuse_a_driven_run(url, playe
             assert await client.run_locks.get("waits", "r") is None
             assert await client.run_locks.try_acquire("waits", "r")
 
-    played(story)
+    played(scenario)
 
 
-def test_a_run_that_is_locked_from_outside_is_not_driven_until_it_is_free(url, played, engine_on):
+def test_a_run_with_a_run_lock_is_not_driven_until_it_is_released(url, played, engine_on):
     @workflow
     async def quick(ctx: Context, _: None) -> str:
         return "done"
 
-    async def story():
+    async def scenario():
         async with AsyncClient(url) as client:
             await client.runs.start("quick", None, id="r")
             assert await client.run_locks.try_acquire("quick", "r")
@@ -166,12 +166,12 @@ def test_a_run_that_is_locked_from_outside_is_not_driven_until_it_is_free(url, p
                 await client.run_locks.release("quick", "r")
                 return await engine.handle("r").result(10)
 
-    assert played(story) == "done"
+    assert played(scenario) == "done"
 
 
 def test_resume_returns_the_state_of_a_run_that_is_driven_elsewhere(url, played, engine_on):
-    async def story():
-        crowd = Crowd()
+    async def scenario():
+        crowd = BlockingStep()
         flow = waiting(crowd)
         async with engine_on(url, [flow], name="first") as first, engine_on(url, [flow], name="second") as second:
             handle = await first.start(flow, None, id="r")
@@ -186,7 +186,7 @@ def test_resume_returns_the_state_of_a_run_that_is_driven_elsewhere(url, played,
             assert await handle.result() == 1
             assert crowd.most == 1
 
-    played(story)
+    played(scenario)
 
 
 def test_clients_start_signal_and_wait_without_any_of_the_code(url, played, engine_on):
@@ -206,23 +206,23 @@ def test_clients_start_signal_and_wait_without_any_of_the_code(url, played, engi
                 client.runs.cancel("nobody")
             return result
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [greet]) as engine:
             assert await asyncio.to_thread(from_a_script) == "hello world"
             handle = await engine.start_or_signal(greet, "you", id="x", name="greeting", payload="hi")
             assert await handle.result() == "hi you"
 
-    played(story)
+    played(scenario)
 
 
-def test_what_comes_without_a_hint_is_found_all_the_same(url, played, engine_on):
-    """A new run, a signal to a run that is driven, one to a run that is parked: nobody is told of them."""
+def test_runs_and_signals_without_a_hint_are_found_by_polling(url, played, engine_on):
+    """A new run, a signal to a run that is driven, a signal to a parked run: no hint is sent."""
 
     @workflow
     async def listens(ctx: Context, _: None) -> str:
         return await ctx.wait_for_signal("word")
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [listens], park_after=0.1) as engine, AsyncClient(url) as client:
             engine._worker._unsubscribe()
             driven = await engine.start(listens, None)
@@ -233,7 +233,7 @@ def test_what_comes_without_a_hint_is_found_all_the_same(url, played, engine_on)
             await client.runs.signal(fresh, "word", "parked")
             return await client.runs.result(fresh)
 
-    assert played(story) == "parked"
+    assert played(scenario) == "parked"
 
 
 def test_a_signal_without_a_hint_reaches_a_run_that_is_in_memory(url, played, engine_on):
@@ -241,32 +241,32 @@ def test_a_signal_without_a_hint_reaches_a_run_that_is_in_memory(url, played, en
     async def listens(ctx: Context, _: None) -> str:
         return await ctx.wait_for_signal("word")
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [listens], park_after=600) as engine, AsyncClient(url) as client:
             engine._worker._unsubscribe()
             driven = await engine.start(listens, None)
             await client.runs.signal(driven.id, "word", "driven")
             return await driven.result(20)
 
-    assert played(story) == "driven"
+    assert played(scenario) == "driven"
 
 
 async def _has_status(engine, run, status):
     return (await engine.get(run)).status == status
 
 
-def test_what_came_before_a_start_was_answered_is_not_missed(url, played, engine_on):
+def test_a_signal_that_arrives_before_the_outcome_of_a_start_is_delivered(url, played, engine_on):
     @workflow
     async def listens(ctx: Context, _: None) -> str:
         return await ctx.wait_for_signal("word")
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [listens]) as engine:
             asking = engine._queries
             start = asking.start
 
             def answered_late(new, worker, **more):
-                """The first answer is lost; a signal comes before the start is sent again."""
+                """The first reply is lost; a signal arrives before the start is sent again."""
                 yield from start(new, worker, **more)
                 yield from asking.signal(new.id, "word", "early", None)
                 return (yield from start(new, worker, **more))
@@ -274,10 +274,10 @@ def test_what_came_before_a_start_was_answered_is_not_missed(url, played, engine
             asking.start = answered_late
             return await (await engine.start(listens, None)).result()
 
-    assert played(story) == "early"
+    assert played(scenario) == "early"
 
 
-def test_a_child_is_told_to_stop_although_the_store_is_away_for_a_while(played, engine_on, monkeypatch):
+def test_a_child_is_cancelled_although_the_store_is_unavailable_for_a_while(played, engine_on, monkeypatch):
     @workflow
     async def sleeps(ctx: Context, _: None) -> None:
         await ctx.sleep(3_600)
@@ -296,7 +296,7 @@ def test_a_child_is_told_to_stop_although_the_store_is_away_for_a_while(played, 
 
     monkeypatch.setattr(failpoints, "reached", away)
 
-    async def story():
+    async def scenario():
         async with engine_on("memory://", [parent, sleeps]) as engine:
             handle = await engine.start(parent, None, id="p")
             await eventually_async(lambda: "p/sleeps" in engine._worker.drivers)
@@ -305,21 +305,21 @@ def test_a_child_is_told_to_stop_although_the_store_is_away_for_a_while(played, 
                 await engine.handle("p/sleeps").result(10)
             assert len(words) == 4
 
-    played(story)
+    played(scenario)
 
 
-def test_start_or_signal_speaks_to_the_run_that_is_there(url, played, engine_on):
+def test_start_or_signal_sends_the_signal_to_the_existing_run(url, played, engine_on):
     @workflow
     async def two(ctx: Context, _: None) -> list[int]:
         return [await ctx.wait_for_signal("n"), await ctx.wait_for_signal("n")]
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [two]) as engine:
             for n in (1, 2):
                 handle = await engine.start_or_signal(two, None, id="x", name="n", payload=n)
             return await handle.result()
 
-    assert played(story) == [1, 2]
+    assert played(scenario) == [1, 2]
 
 
 # -- on a database that users have tables in ------------------------------------------------------------------
@@ -339,8 +339,8 @@ async def nothing(ctx: Context, _: None) -> str:
     return "done"
 
 
-def test_a_start_within_a_transaction_happens_with_it_or_not_at_all(file, played, engine_on):
-    async def story():
+def test_a_start_within_a_transaction_is_committed_with_it_or_not_at_all(file, played, engine_on):
+    async def scenario():
         async with engine_on(f"sqlite:///{file}", [nothing]) as engine:
             with closing(sqlite3.connect(file, isolation_level=None, check_same_thread=False)) as db:
                 for end in ("ROLLBACK", "COMMIT"):
@@ -364,16 +364,16 @@ def test_a_start_within_a_transaction_happens_with_it_or_not_at_all(file, played
             with pytest.raises(InvalidOption, match=r"closed database\. Pass an open connection"):
                 await engine.start(nothing, None, connection=db)
 
-    played(story)
+    played(scenario)
 
 
-def test_a_start_within_a_transaction_needs_a_store_that_has_them(played, engine_on):
-    async def story():
+def test_a_start_within_a_transaction_needs_a_store_with_transactions(played, engine_on):
+    async def scenario():
         async with engine_on("memory://", [nothing]) as engine:
             with pytest.raises(InvalidOption, match="idempotency_key"):
                 await engine.start(nothing, None, connection=object())
 
-    played(story)
+    played(scenario)
 
 
 def transacting(work):
@@ -389,30 +389,30 @@ def paid(file):
         return [row[0] for row in db.execute("SELECT amount FROM payments")]
 
 
-def test_what_a_transaction_writes_is_written_with_its_record(file, played, engine_on):
+def test_writes_of_a_transaction_are_committed_with_its_record(file, played, engine_on):
     def pay(connection, amount):
         connection.execute("INSERT INTO payments VALUES (?)", (amount,))
         return current_step().idempotency_key
 
     flow = transacting(pay)
 
-    async def story():
+    async def scenario():
         async with engine_on(f"sqlite:///{file}", [flow]) as engine:
             return await (await engine.start(flow, 7, id="r")).result()
 
-    assert played(story) == "r:pay"
+    assert played(scenario) == "r:pay"
     assert paid(file) == [7]
 
 
 @pytest.mark.parametrize("fault", ["raises", "away", "unknown", "locks", "unwritable"])
-def test_a_transaction_that_goes_wrong_leaves_nothing(file, played, engine_on, fault):
+def test_a_failed_transaction_leaves_nothing(file, played, engine_on, fault):
     with Client(f"sqlite:///{file}") as client:
 
         def pay(connection, amount):
             connection.execute("INSERT INTO payments VALUES (?)", (amount,))
             if fault == "raises":
                 raise ValueError("no")
-            if fault in ("away", "unknown"):  # a store of the user's own, which is none of ours
+            if fault in ("away", "unknown"):  # the user's own connection, not one of the store
                 raise StoreUnavailable("another store is away", ambiguous=fault == "unknown")
             if fault == "locks":
                 client.lock("x").acquire()
@@ -420,7 +420,7 @@ def test_a_transaction_that_goes_wrong_leaves_nothing(file, played, engine_on, f
 
         flow = transacting(pay)
 
-        async def story():
+        async def scenario():
             async with engine_on(f"sqlite:///{file}", [flow]) as engine:
                 with pytest.raises(WorkflowFailed) as caught:
                     await (await engine.start(flow, 7)).result()
@@ -433,7 +433,7 @@ def test_a_transaction_that_goes_wrong_leaves_nothing(file, played, engine_on, f
             "locks": f"{WouldDeadlock.__module__}.WouldDeadlock",
             "unwritable": "holdfast.errors.InvalidValue",
         }
-        assert played(story) == kinds[fault]
+        assert played(scenario) == kinds[fault]
     assert paid(file) == []
 
 
@@ -453,46 +453,46 @@ FORBIDDEN = {
 
 
 @pytest.mark.parametrize("what", FORBIDDEN)
-def test_what_a_transaction_may_not_do_is_refused_with_what_to_do_instead(file, played, engine_on, what):
+def test_forbidden_calls_within_a_transaction_are_refused_with_what_to_do_instead(file, played, engine_on, what):
     def pay(connection, amount):
         connection.execute("INSERT INTO payments VALUES (?)", (amount,))
         FORBIDDEN[what](connection, file)
 
     flow = transacting(pay)
 
-    async def story():
+    async def scenario():
         async with engine_on(f"sqlite:///{file}", [flow]) as engine:
             with pytest.raises(WorkflowFailed) as caught:
                 await (await engine.start(flow, 7)).result()
             return caught.value
 
-    failure = played(story)
+    failure = played(scenario)
     assert failure.kind == "holdfast.errors.InvalidOption"
     assert "use execute() for each statement" in failure.detail
     assert "not authorized" in failure.traceback, "where it was, is told too"
     assert paid(file) == []
 
 
-def test_an_error_of_the_users_own_in_sqlite_stays_what_it_is(file, played, engine_on):
+def test_the_users_own_sqlite_error_is_raised_unchanged(file, played, engine_on):
     def pay(connection, amount):
         connection.execute("INSERT INTO nowhere VALUES (?)", (amount,))
 
-    def say(connection, amount):
+    def fail(connection, amount):
         raise sqlite3.DatabaseError("of another place")
 
-    async def story(flow):
+    async def scenario(flow):
         async with engine_on(f"sqlite:///{file}", [flow]) as engine:
             with pytest.raises(WorkflowFailed) as caught:
                 await (await engine.start(flow, 7)).result()
             return caught.value.kind
 
-    assert played(story, transacting(pay)) == "sqlite3.OperationalError"
-    assert played(story, transacting(say)) == "sqlite3.DatabaseError"
+    assert played(scenario, transacting(pay)) == "sqlite3.OperationalError"
+    assert played(scenario, transacting(fail)) == "sqlite3.DatabaseError"
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_a_transaction_whose_store_was_away_is_made_once(file, played, engine_on, monkeypatch, moment):
-    """Before its commit it is done again; after it the journal tells that it was made."""
+def test_a_transaction_during_an_outage_is_made_once(file, played, engine_on, monkeypatch, moment):
+    """Before its commit it is repeated; after the commit the journal shows that it was made."""
     attempts, lost = [], []
 
     def pay(connection, amount):
@@ -507,11 +507,11 @@ def test_a_transaction_whose_store_was_away_is_made_once(file, played, engine_on
     monkeypatch.setattr(failpoints, "reached", away)
     flow = transacting(pay)
 
-    async def story():
+    async def scenario():
         async with engine_on(f"sqlite:///{file}", [flow]) as engine:
             await (await engine.start(flow, 7)).result()
 
-    played(story)
+    played(scenario)
     assert paid(file) == [7]
     assert attempts == ([1, 1, 1] if moment == "before" else [1])
 
@@ -534,24 +534,24 @@ def test_steps_beside_a_transaction_wait_for_it_and_nothing_is_lost(file, played
         calls = [beside(n) for n in range(5)] + [ctx.transaction("pay", pay, n) for n in range(3)]
         return await asyncio.gather(*calls)
 
-    async def story():
+    async def scenario():
         async with engine_on(f"sqlite:///{file}", [both]) as engine:
             engine.events.subscribe(seen.append)
             return await (await engine.start(both, None)).result()
 
-    assert played(story) == [0, 1, 2, 3, 4, 0, 1, 2]
+    assert played(scenario) == [0, 1, 2, 3, 4, 0, 1, 2]
     assert [event.name for event in seen if event.name == "run_refused"] == []
     assert sorted(paid(file)) == [0, 1, 2]
 
 
-def test_two_engines_of_one_client_both_hear_and_one_that_goes_takes_nobody_along(played, engine_on, url):
-    """Without a hint a run that nobody drives would wait for the next look, a second later."""
+def test_two_engines_of_one_client_both_get_hints_also_after_one_of_them_is_closed(played, engine_on, url):
+    """Without a hint a run without a driver would wait for the next poll, a second later."""
 
     @workflow
     async def waits(ctx: Context) -> str:
         return await ctx.wait_for_signal("go", type=str)
 
-    async def story():
+    async def scenario():
         async with AsyncClient(url) as client:
             heard = []
             async with engine_on(client, [waits]) as staying:
@@ -565,4 +565,4 @@ def test_two_engines_of_one_client_both_hear_and_one_that_goes_takes_nobody_alon
                         await asyncio.sleep(0.01)
             return heard
 
-    assert ["r"] in played(story)
+    assert ["r"] in played(scenario)

@@ -1,4 +1,4 @@
-"""A timeout of 0 means "what is there now": a signal that is there is taken, and nothing is begun for nothing."""
+"""A timeout of 0 polls: an existing signal is taken, and no step is begun in vain."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ WAYS = [
 
 
 @pytest.mark.parametrize("poll", WAYS, ids=lambda way: way.__name__)
-def test_a_poll_takes_a_signal_that_is_there_and_ends_where_there_is_none(url, played, engine_on, poll):
-    """The signal is sent by a step: it is in the store when the workflow polls, and no hint of it comes."""
+def test_a_poll_takes_an_existing_signal_and_ends_if_there_is_none(url, played, engine_on, poll):
+    """The signal is sent by a step: it is in the store when the workflow polls, and no hint of it arrives."""
 
     @workflow
     async def polling(ctx: Context) -> list[str]:
@@ -106,17 +106,17 @@ def test_a_poll_takes_a_signal_that_is_there_and_ends_where_there_is_none(url, p
 
     engines = []
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [polling]) as engine:
             engines.append(engine)
             engine._worker._notified = lambda runs: None
             handle = await engine.start(polling)
             assert await handle.result(timeout=20) == ["one", "two", "nothing"]
 
-    played(story)
+    played(scenario)
 
 
-def test_all_signals_that_wait_are_taken_at_once_and_replayed_alike(url, played, engine_on):
+def test_all_existing_signals_are_taken_at_once_and_replayed_equally(url, played, engine_on):
     @workflow
     async def collecting(ctx: Context) -> list[list[int]]:
         await ctx.wait_for_signal("go")
@@ -126,7 +126,7 @@ def test_all_signals_that_wait_are_taken_at_once_and_replayed_alike(url, played,
         found.append(await ctx.signals("word", type=int))
         return found
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [collecting], park_after=0.01) as engine:
             handle = await engine.start(collecting)
             for n in range(3):
@@ -141,7 +141,7 @@ def test_all_signals_that_wait_are_taken_at_once_and_replayed_alike(url, played,
     async def parked(handle, entries):
         return await suspended(handle) and (await handle.info()).entries >= entries
 
-    played(story)
+    played(scenario)
 
 
 def test_a_step_under_a_timeout_of_0_is_not_begun(url, played, engine_on):
@@ -165,11 +165,11 @@ def test_a_step_under_a_timeout_of_0_is_not_begun(url, played, engine_on):
         async with asyncio.timeout(seconds):
             await call
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [impatient]) as engine:
             assert await (await engine.start(impatient)).result(timeout=20) == "it did not"
 
-    played(story)
+    played(scenario)
     assert begun == []
 
 
@@ -195,7 +195,7 @@ def test_a_lock_that_is_free_is_taken_under_a_timeout_of_0_and_one_that_is_held_
         except TimeoutError:
             return "busy"
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [trying, holding, trying_held]) as engine:
             assert await (await engine.start(trying, "free")).result(timeout=20) == "taken"
             holder = await engine.start(holding)
@@ -207,23 +207,23 @@ def test_a_lock_that_is_free_is_taken_under_a_timeout_of_0_and_one_that_is_held_
     async def has_lock(handle):
         return bool((await handle.info()).locks)
 
-    played(story)
+    played(scenario)
 
 
-def test_polls_need_no_moving_of_the_clock_in_a_test_engine(played):
+def test_polls_in_a_test_engine_end_without_advancing_the_clock(played):
     @workflow
     async def polling(ctx: Context) -> list[str]:
         await ctx.wait_for_signal("go")
         return await ctx.signals("word")
 
-    async def story():
+    async def scenario():
         async with TestEngine([polling]) as engine:
             handle = await engine.start(polling)
             await handle.signal("word", "there")
             await handle.signal("go")
             assert await handle.result(timeout=20) == ["there"]
 
-    played(story)
+    played(scenario)
 
 
 def test_a_poll_ends_although_the_clock_was_set_back(played, engine_on):
@@ -239,16 +239,16 @@ def test_a_poll_ends_although_the_clock_was_set_back(played, engine_on):
 
     engines = []
 
-    async def story():
+    async def scenario():
         async with engine_on("memory://", [polling]) as engine:
             engines.append(engine)
             engine._worker._sync = lambda now, force=False: None
             assert await (await engine.start(polling)).result(timeout=20) == []
 
-    played(story)
+    played(scenario)
 
 
-def test_a_branch_that_polls_does_not_keep_the_steps_of_others_from_beginning(url, played, engine_on):
+def test_a_polling_task_does_not_prevent_the_steps_of_other_tasks(url, played, engine_on):
     @workflow
     async def both(ctx: Context) -> int:
         polls = 0
@@ -266,11 +266,11 @@ def test_a_branch_that_polls_does_not_keep_the_steps_of_others_from_beginning(ur
         await polling
         return polls
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [both]) as engine:
             assert await (await engine.start(both)).result(timeout=20) > 0
 
-    played(story)
+    played(scenario)
 
 
 async def signals_within_timeout(ctx):
@@ -346,7 +346,7 @@ def test_signals_that_were_taken_within_a_timeout_of_0_are_not_lost(url, played,
         await ctx.wait_for_signal("go")
         return [await poll(ctx), await poll(ctx)]
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [polling]) as engine:
             handle = await engine.start(polling)
             for n in range(3):
@@ -354,7 +354,7 @@ def test_signals_that_were_taken_within_a_timeout_of_0_are_not_lost(url, played,
             await handle.signal("go")
             assert await handle.result(timeout=20) == [[0, 1, 2], []]
 
-    played(story)
+    played(scenario)
 
 
 async def wait_for_shielded(task):
@@ -380,7 +380,7 @@ async def waited_for(task):
 
 
 @pytest.mark.parametrize("poll", [wait_for_shielded, shielded_within_timeout, waited_for], ids=lambda way: way.__name__)
-def test_a_poll_ends_although_what_it_would_not_cancel_polls_for_ever(url, played, engine_on, poll):
+def test_a_poll_ends_although_a_shielded_task_polls_forever(url, played, engine_on, poll):
     @workflow
     async def watching(ctx: Context) -> int:
         async def poll_for_ever():
@@ -393,14 +393,14 @@ def test_a_poll_ends_although_what_it_would_not_cancel_polls_for_ever(url, playe
         task.cancel()
         return 3
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [watching]) as engine:
             assert await (await engine.start(watching)).result(timeout=20) == 3
 
-    played(story)
+    played(scenario)
 
 
-def test_tasks_that_wait_for_each_other_do_not_keep_a_poll_from_ending(played, engine_on):
+def test_tasks_that_wait_for_each_other_do_not_prevent_the_end_of_a_poll(played, engine_on):
     @workflow
     async def waiting(ctx: Context) -> list[str]:
         tasks = {}
@@ -416,14 +416,14 @@ def test_tasks_that_wait_for_each_other_do_not_keep_a_poll_from_ending(played, e
         tasks |= {"a": asyncio.create_task(wait_for("b")), "b": asyncio.create_task(wait_for("a"))}
         return await asyncio.gather(*tasks.values())
 
-    async def story():
+    async def scenario():
         async with engine_on("memory://", [waiting]) as engine:
             assert await (await engine.start(waiting)).result(timeout=20) == ["gave up", "gave up"]
 
-    played(story)
+    played(scenario)
 
 
-def test_two_branches_that_poll_both_go_on(url, played, engine_on):
+def test_two_polling_tasks_both_continue(url, played, engine_on):
     @workflow
     async def polling(ctx: Context) -> list[int]:
         async def poll(name):
@@ -431,14 +431,14 @@ def test_two_branches_that_poll_both_go_on(url, played, engine_on):
 
         return await asyncio.gather(poll("a"), poll("b"))
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [polling]) as engine:
             assert await (await engine.start(polling)).result(timeout=20) == [0, 0]
 
-    played(story)
+    played(scenario)
 
 
-def test_a_signal_that_cannot_be_read_takes_no_others_along(url, played, engine_on):
+def test_an_unreadable_signal_does_not_affect_other_signals(url, played, engine_on):
     @workflow
     async def reading(ctx: Context) -> list[list[int] | str]:
         await ctx.wait_for_signal("go")
@@ -450,7 +450,7 @@ def test_a_signal_that_cannot_be_read_takes_no_others_along(url, played, engine_
         found.append(await ctx.signals("word", type=int))
         return found
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [reading]) as engine:
             handle = await engine.start(reading)
             for word in (1, "bad", 3):
@@ -458,4 +458,4 @@ def test_a_signal_that_cannot_be_read_takes_no_others_along(url, played, engine_
             await handle.signal("go")
             assert await handle.result(timeout=20) == [[1], "unfit", [3]]
 
-    played(story)
+    played(scenario)

@@ -1,9 +1,9 @@
-"""Random programs with crashes at random points: what is replayed is what was, and the result is the same.
+"""Random programs with crashes at random points: every replay equals the history, and the result is the same.
 
 A program is made of steps, gather, wait for the first, timeouts, signals, children and failures. While it runs, its
 worker loses its lease again and again, as if it had been killed. In the end the journal, replayed from the first
-entry to the last, leads to the very result that was stored; and a program whose result does not hang on who was first
-has the result that it has without any crash.
+entry to the last, leads to the very result that was stored; and a program whose result does not depend on timing has
+the same result as without a crash.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CRASHES = 3
 
 
 def program(chance: random.Random, depth: int = 3) -> list:
-    """Something to do, as JSON."""
+    """A random program, as JSON."""
     if depth == 0 or chance.random() < 0.25:
         return chance.choice([
             ["step", chance.randrange(100), chance.choice([0, 0, 1, 4])],
@@ -48,9 +48,11 @@ def program(chance: random.Random, depth: int = 3) -> list:
     return [kind, *(program(chance, depth - 1) for _ in range(chance.choice([1, 2, 3])))]
 
 
-def hangs_on_time(op: list) -> bool:
-    """Whether the result depends on who is first."""
-    return op[0] in ("first", "timeout", "signal") or any(isinstance(part, list) and hangs_on_time(part) for part in op)
+def depends_on_time(op: list) -> bool:
+    """Whether the result depends on which task is first."""
+    return op[0] in ("first", "timeout", "signal") or any(
+        isinstance(part, list) and depends_on_time(part) for part in op
+    )
 
 
 async def effect(value: int, pause: float) -> int:
@@ -121,8 +123,8 @@ async def interpreter(ctx: Context, op: list) -> object:
     return await interpret(ctx, op)
 
 
-class Nobody:
-    """Effects that a replay asks for, of which there must be none."""
+class NoEffects:
+    """Fails on every effect: a complete replay must not request any."""
 
     refused = None
 
@@ -130,10 +132,10 @@ class Nobody:
         raise AssertionError(f"a finished history asks for {name}")
 
     def dropped(self, call):
-        """A step that nobody waits for any more is part of the history."""
+        """A step that is no longer awaited is part of the history."""
 
     def cancel_child(self, id):
-        """So is a child that was told to stop."""
+        """So is a child that was cancelled."""
 
 
 async def crash(engine) -> None:
@@ -159,11 +161,11 @@ async def play(engine, op: list, name: str, chance: random.Random | None) -> obj
 
 
 async def replayed(engine, name: str) -> tuple[object, object]:
-    """What was stored, and what the history leads to."""
+    """The stored result, and the result of the replay."""
     seen = await engine._worker.execute(ReadRun(run=name, history=True))
     assert isinstance(seen, RunSeen)
     claim = seen.claim
-    code = Replay(claim.run, interpreter, Nobody(), max_bytes=2**20, transactional=False)
+    code = Replay(claim.run, interpreter, NoEffects(), max_bytes=2**20, transactional=False)
     done = asyncio.Event()
 
     def replay():
@@ -180,7 +182,7 @@ async def replayed(engine, name: str) -> tuple[object, object]:
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_a_random_program_with_crashes_has_one_history_and_the_right_result(chunk, engine_on):
-    async def story():
+    async def scenario():
         async with engine_on("memory://", [interpreter], worker_ttl=60) as engine:
             for seed in range(chunk, PROGRAMS, CHUNKS):
                 chance = random.Random(seed)
@@ -188,17 +190,17 @@ def test_a_random_program_with_crashes_has_one_history_and_the_right_result(chun
                 crashed = await play(engine, op, f"c{seed}", chance)
                 stored, again = await replayed(engine, f"c{seed}")
                 assert stored == crashed == again, f"seed {seed}: {op}"
-                if not hangs_on_time(op):
+                if not depends_on_time(op):
                     whole = await play(engine, op, f"w{seed}", None)
-                    assert _alike(whole) == _alike(crashed), f"seed {seed}: {op}"
+                    assert _without_random_values(whole) == _without_random_values(crashed), f"seed {seed}: {op}"
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def _alike(value: object) -> object:
-    """Without what chance gives: another run has other numbers."""
+def _without_random_values(value: object) -> object:
+    """Without random values: another run has other numbers."""
     if isinstance(value, list):
         if len(value) == 3 and isinstance(value[0], float):
             return "chance"
-        return [_alike(one) for one in value]
+        return [_without_random_values(one) for one in value]
     return value

@@ -1,4 +1,4 @@
-"""retry and restart by hand: what ended the run does not end it again, and its children go on with it."""
+"""retry and restart by hand: the cause of the end does not end the run again, and its children continue with it."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def listening():
 
 @pytest.mark.parametrize("how", ["retry", "restart"])
 @pytest.mark.parametrize("why", ["cancelled", "timed_out"])
-def test_a_child_that_was_stopped_with_its_parent_goes_on_with_it(url, played, engine_on, how, why):
+def test_a_child_that_was_cancelled_with_its_parent_is_retried_with_it(url, played, engine_on, how, why):
     below = listening()
 
     @workflow(name="above", timeout=1 if why == "timed_out" else None)
     async def above(ctx, _none: None) -> str:
         return await ctx.child(below, id="child")
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [above, below]) as engine:
             handle = await engine.start(above)
             await eventually_async(lambda: there(engine))
@@ -53,13 +53,15 @@ def test_a_child_that_was_stopped_with_its_parent_goes_on_with_it(url, played, e
     async def there(engine):
         return [run.id for run in (await engine.list()).runs if run.id == "child"]
 
-    played(story)
+    played(scenario)
 
 
 @pytest.mark.parametrize("how", ["retry", "restart"])
 @pytest.mark.parametrize("late", ["it completes", "it fails", "it is still there"])
-def test_a_child_that_its_parent_did_not_wait_for_any_more_is_heard_of_after_all(url, played, engine_on, how, late):
-    """Of two children one fails, and their parent with it; the other ends when nobody is there to be told."""
+def test_a_child_that_ended_after_its_parent_failed_is_delivered_when_the_parent_is_retried(
+    url, played, engine_on, how, late
+):
+    """Of two children one fails, and their parent with it; the other ends while the parent is not running."""
     broken = {"first": True, "second": late == "it fails"}
 
     @workflow(name="below")
@@ -77,7 +79,7 @@ def test_a_child_that_its_parent_did_not_wait_for_any_more_is_heard_of_after_all
     async def above(ctx, _none: None) -> list[str]:
         return await asyncio.gather(*(ctx.child(below, name, id=name) for name in ("first", "second")))
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [above, below]) as engine:
             handle = await engine.start(above)
             with pytest.raises(WorkflowFailed, match="first is broken"):
@@ -92,10 +94,10 @@ def test_a_child_that_its_parent_did_not_wait_for_any_more_is_heard_of_after_all
                 await engine.handle("second").signal("go")
             assert await handle.result(timeout=20) == ["first", "second"]
 
-    played(story)
+    played(scenario)
 
 
-def test_a_run_that_was_told_to_stop_and_failed_on_its_way_out_is_not_stopped_again(url, played, engine_on):
+def test_a_cancelled_run_that_failed_during_cleanup_is_not_cancelled_again_by_retry(url, played, engine_on):
     below = listening()
 
     @workflow(name="above")
@@ -109,7 +111,7 @@ def test_a_run_that_was_told_to_stop_and_failed_on_its_way_out_is_not_stopped_ag
     def broken():
         raise ValueError("it cannot be cleaned up")
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [above, below]) as engine:
             handle = await engine.start(above)
             await eventually_async(lambda: begun(engine, handle.id))
@@ -123,10 +125,10 @@ def test_a_run_that_was_told_to_stop_and_failed_on_its_way_out_is_not_stopped_ag
     async def begun(engine, run):
         return (await engine.get(run)).started_at
 
-    played(story)
+    played(scenario)
 
 
-def test_a_run_that_gave_way_in_a_circle_takes_its_locks_anew(url, played, engine_on):
+def test_a_retried_run_after_a_deadlock_acquires_its_locks_again(url, played, engine_on):
     @workflow(name="pair")
     async def pair(ctx, keys: list[str]) -> str:
         async with ctx.mutex(keys[0]):
@@ -134,7 +136,7 @@ def test_a_run_that_gave_way_in_a_circle_takes_its_locks_anew(url, played, engin
             async with ctx.mutex(keys[1]):
                 return "both"
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [pair]) as engine:
             one, two = await each_inside(engine, pair, one=[*"ab"], two=[*"ba"])
             for handle in (one, two):
@@ -145,17 +147,17 @@ def test_a_run_that_gave_way_in_a_circle_takes_its_locks_anew(url, played, engin
             await engine.retry(two.id)
             assert await two.result(timeout=20) == "both"
 
-    played(story)
+    played(scenario)
 
 
-def test_a_run_that_lost_its_lock_takes_it_anew(url, played, engine_on):
+def test_a_retried_run_that_lost_its_lock_acquires_it_again(url, played, engine_on):
     @workflow(name="forced")
     async def forced(ctx, _none: None) -> int:
         async with ctx.mutex("a", scope="global") as lease:
             await ctx.wait_for_signal("go")
             return lease.token
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [forced]) as engine, AsyncClient(url) as hf:
             handle = await engine.start(forced)
             await eventually_async(lambda: held(hf, "a"))
@@ -167,16 +169,16 @@ def test_a_run_that_lost_its_lock_takes_it_anew(url, played, engine_on):
             await handle.signal("go")
             assert await handle.result(timeout=20) > before
 
-    played(story)
+    played(scenario)
 
 
-def test_a_run_that_met_a_lock_of_another_kind_asks_anew(url, played, engine_on):
+def test_a_retried_run_that_met_a_lock_of_another_kind_requests_it_again(url, played, engine_on):
     @workflow(name="counts")
     async def counts(ctx, _none: None) -> str:
         async with ctx.semaphore("a", permits=2, scope="global"):
             return "in"
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [counts]) as engine, AsyncClient(url) as hf:
             async with hf.lock("a"):
                 handle = await engine.start(counts)
@@ -185,7 +187,7 @@ def test_a_run_that_met_a_lock_of_another_kind_asks_anew(url, played, engine_on)
             await engine.retry(handle.id)
             assert await handle.result(timeout=20) == "in"
 
-    played(story)
+    played(scenario)
 
 
 def family(kind, broken, begun):
@@ -208,10 +210,10 @@ def family(kind, broken, begun):
 
 @pytest.mark.parametrize("url", ["sqlite", "postgres", "valkey"], indirect=True)
 @pytest.mark.parametrize("why", ["cancelled", "unreadable"])
-def test_a_restarted_run_that_ended_before_its_first_record_still_starts_its_children_anew(url, played, engine_on, why):
+def test_a_restarted_run_that_ended_before_its_first_record_starts_its_children_again(url, played, engine_on, why):
     broken, begun = [True], []
 
-    async def story():
+    async def scenario():
         async with engine_on(url, family(int, broken, begun)) as engine:
             handle = await engine.start("above", 7, id="parent")
             with pytest.raises(WorkflowFailed, match="after the child"):
@@ -231,11 +233,11 @@ def test_a_restarted_run_that_ended_before_its_first_record_still_starts_its_chi
             assert await engine.handle("parent").result(timeout=20) == "result"
             assert begun == ["child", "child"]
 
-    played(story)
+    played(scenario)
 
 
 @pytest.mark.parametrize("how", ["retry", "restart"])
-def test_a_run_is_not_revived_while_a_child_that_was_cancelled_with_it_still_cleans_up(url, played, engine_on, how):
+def test_a_run_is_not_retried_while_a_child_that_was_cancelled_with_it_still_cleans_up(url, played, engine_on, how):
     @workflow(name="below")
     async def below(ctx, _none: None) -> str:
         try:
@@ -248,7 +250,7 @@ def test_a_run_is_not_revived_while_a_child_that_was_cancelled_with_it_still_cle
     async def above(ctx, _none: None) -> str:
         return await ctx.child(below, id="child")
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [above, below]) as engine:
             handle = await engine.start(above)
             await eventually_async(lambda: there(engine))
@@ -268,7 +270,7 @@ def test_a_run_is_not_revived_while_a_child_that_was_cancelled_with_it_still_cle
     async def there(engine):
         return [run.id for run in (await engine.list()).runs if run.id == "child"]
 
-    played(story)
+    played(scenario)
 
 
 def test_a_run_is_not_restarted_while_a_child_of_a_failed_attempt_still_cleans_up(url, played, engine_on):
@@ -290,7 +292,7 @@ def test_a_run_is_not_restarted_while_a_child_of_a_failed_attempt_still_cleans_u
         await ctx.wait_for_signal("fail")
         raise ValueError("not yet")
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [above, below]) as engine:
             handle = await engine.start(above)
             await eventually_async(lambda: begun)
@@ -305,4 +307,4 @@ def test_a_run_is_not_restarted_while_a_child_of_a_failed_attempt_still_cleans_u
             await eventually_async(lambda: ended(engine, "child"))
             assert (await engine.restart(handle.id)).living
 
-    played(story)
+    played(scenario)

@@ -1,4 +1,4 @@
-"""`ctx.state`: what a run keeps and shares, changed exactly once whatever crashes."""
+"""`ctx.state`: values that a run keeps and shares, changed exactly once despite crashes."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ EVERY_ANSWER = [
 ]  # fmt: skip
 
 
-def test_each_method_does_what_it_does_outside(url, played, engine_on):
-    async def story():
+def test_each_state_method_has_the_same_result_as_outside_a_run(url, played, engine_on):
+    async def scenario():
         async with engine_on(url, [every_method]) as engine:
             assert await (await engine.start(every_method)).result() == EVERY_ANSWER
 
-    played(story)
+    played(scenario)
 
 
-def test_a_value_is_shared_with_other_runs_and_with_the_world_outside(url, played, engine_on):
+def test_a_value_is_shared_with_other_runs_and_with_clients(url, played, engine_on):
     @workflow
     async def counts(ctx: Context) -> int:
         return await ctx.state.workflow("n", initial=0).increment()
@@ -60,7 +60,7 @@ def test_a_value_is_shared_with_other_runs_and_with_the_world_outside(url, playe
     async def others(ctx: Context) -> int:
         return await ctx.state.workflow("n", initial=100).increment()
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [counts, others]) as engine, AsyncClient(url) as hf:
             assert await (await engine.start(counts)).result() == 1
             assert await hf.state.workflow("counts", "n").increment(by=5) == 6
@@ -68,10 +68,10 @@ def test_a_value_is_shared_with_other_runs_and_with_the_world_outside(url, playe
             assert await (await engine.start(others)).result() == 101, "another workflow has a slot of its own"
             assert await hf.state.workflow("counts", "n").get() == 7
 
-    played(story)
+    played(scenario)
 
 
-def test_a_run_shares_its_execution_with_its_children_and_a_session_with_nobody(url, played, engine_on):
+def test_execution_state_is_shared_with_children_and_session_state_is_not(url, played, engine_on):
     @workflow
     async def child(ctx: Context, name: str) -> Any:
         ctx.state.session("mine", initial=0).increment()
@@ -85,12 +85,12 @@ def test_a_run_shares_its_execution_with_its_children_and_a_session_with_nobody(
         second = await ctx.child(child, "b")
         return [await ctx.state.execution("log").get(), first, second, ctx.state.session("mine").get()]
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [parent, child]) as engine:
             for _ in range(2):
                 assert await (await engine.start(parent)).result() == [["a", "b"], 1, 1, 11]
 
-    played(story)
+    played(scenario)
 
 
 def test_a_hundred_runs_on_two_engines_lose_no_change(url, played, engine_on):
@@ -100,17 +100,17 @@ def test_a_hundred_runs_on_two_engines_lose_no_change(url, played, engine_on):
         await n.increment()
         return await n.update(lambda value: value + 1)
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [counts], name="one") as one, engine_on(url, [counts], name="two") as two:
             handles = [await (one, two)[n % 2].start(counts) for n in range(100)]
             await asyncio.gather(*(handle.result() for handle in handles))
             async with AsyncClient(url) as hf:
                 assert await hf.state.workflow("counts", "n").get() == 200
 
-    played(story)
+    played(scenario)
 
 
-def test_a_typed_value_comes_back_as_its_type_in_every_life(url, played, engine_on):
+def test_a_typed_value_has_its_type_in_every_replay(url, played, engine_on):
     @workflow
     async def fills(ctx: Context) -> list[str]:
         basket = ctx.state.execution("basket", type=Basket)
@@ -123,7 +123,7 @@ def test_a_typed_value_comes_back_as_its_type_in_every_life(url, played, engine_
         assert again == made
         return again.items
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [fills]) as engine:
             await engine.start(fills, id="r")
             async with AsyncClient(url) as hf:
@@ -134,12 +134,12 @@ def test_a_typed_value_comes_back_as_its_type_in_every_life(url, played, engine_
             assert await engine.handle("r", fills).result() == ["apple"]
 
     with Client(url) as hf:
-        hf.locks.list()  # what is in memory lives as long as somebody has it open
-        played(story)
+        hf.locks.list()  # a memory store exists as long as a client has it open
+        played(scenario)
 
 
 class Unlucky(Engine):
-    """An engine whose first record that writes a slot is carried out, and its answer is lost."""
+    """An engine whose first record that writes a slot is executed, and its reply is lost."""
 
     lost = 0
 
@@ -165,16 +165,16 @@ def test_a_lost_answer_does_not_change_the_value_twice(url, played):
     async def counts(ctx: Context) -> int:
         return await ctx.state.workflow("n", initial=0).increment()
 
-    async def story():
+    async def scenario():
         async with Unlucky(url, workflows=[counts], worker_ttl=5, grace=1) as engine:
             assert await (await engine.start(counts)).result() == 1
             assert engine.lost == 1
             assert await (await engine.start(counts)).result() == 2
 
-    played(story)
+    played(scenario)
 
 
-def test_what_the_function_raises_fails_the_step_and_changes_nothing(url, played, engine_on):
+def test_an_exception_of_an_update_function_fails_the_step_and_changes_nothing(url, played, engine_on):
     def never(value):
         raise ValueError(f"not {value}")
 
@@ -189,15 +189,15 @@ def test_what_the_function_raises_fails_the_step_and_changes_nothing(url, played
                 caught.append(type(error).__name__)
         return [*caught, await n.get()]
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [tries]) as engine:
             assert await (await engine.start(tries)).result() == [StepFailed.__name__, "StepFailed", "InvalidValue", 3]
 
-    played(story)
+    played(scenario)
 
 
-def test_to_leave_a_state_as_it_is_is_decided_by_what_it_is_now(played, engine_on):
-    """The run before has put one thing in, and somebody outside a second one: the next run builds on the first."""
+def test_an_update_that_changes_nothing_is_decided_by_the_current_value(played, engine_on):
+    """The run before has added one item, and a client a second one: the next run computes from the first."""
 
     @workflow
     async def puts(ctx: Context) -> None:
@@ -207,13 +207,13 @@ def test_to_leave_a_state_as_it_is_is_decided_by_what_it_is_now(played, engine_o
     async def takes(ctx: Context) -> Any:
         return await ctx.state.workflow("things", initial=[]).remove_first()
 
-    async def story():
+    async def scenario():
         async with engine_on("memory://takes", [puts, takes]) as engine, AsyncClient("memory://takes") as hf:
             things = hf.state.workflow("puts", "things")
             send = engine._worker.send
 
             def meanwhile(command, answer):
-                """As the first run's record is answered, somebody outside puts something in."""
+                """When the first run's record has its outcome, a client adds an item."""
 
                 def answered(outcome):
                     if isinstance(command, RecordRun) and command.swap is not None and not seen:
@@ -231,7 +231,7 @@ def test_to_leave_a_state_as_it_is_is_decided_by_what_it_is_now(played, engine_o
             await first.result()
             return await second.result()
 
-    assert played(story) == "a"
+    assert played(scenario) == "a"
 
 
 def test_a_bad_key_is_refused(played, engine_on):
@@ -242,11 +242,11 @@ def test_a_bad_key_is_refused(played, engine_on):
         with pytest.raises(InvalidKey):
             ctx.state.session("a\n")
 
-    async def story():
+    async def scenario():
         async with engine_on("memory://", [tries]) as engine:
             await (await engine.start(tries)).result()
 
-    played(story)
+    played(scenario)
 
 
 def test_the_durable_mutex_works_on_a_slot_of_a_run(played):
@@ -265,7 +265,7 @@ def test_the_durable_mutex_works_on_a_slot_of_a_run(played):
         finally:
             await mutex.release(slot, holder_id=ctx.run_id, now=ctx.now())
 
-    async def story():
+    async def scenario():
         async with TestEngine(workflows=[transfers]) as engine:
             handles = [await engine.start(transfers, id=name) for name in "abc"]
             for _ in range(12):
@@ -273,6 +273,6 @@ def test_the_durable_mutex_works_on_a_slot_of_a_run(played):
             for handle in handles:
                 await handle.result()
 
-    played(story)
+    played(scenario)
     assert len(entered) == 6
     assert entered[0::2] == entered[1::2], "nobody entered before the one before had left"

@@ -1,4 +1,4 @@
-"""Starts within a transaction of the caller's, from asynchronous code: the event loop goes on meanwhile."""
+"""Starts within a transaction of the caller, from async code: the event loop continues meanwhile."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def waits_for_a_lock(connection):
 
 
 def test_the_event_loop_runs_while_a_start_waits_for_a_lock_of_the_database(url):
-    """The lock is released by the event loop itself: a start that blocked the loop would wait in vain."""
+    """The lock is released by the event loop itself: a start that blocked the loop would never end."""
 
     async def start():
         async with Engine(url, workflows=[nothing]) as engine:
@@ -66,7 +66,7 @@ def test_the_event_loop_runs_while_a_start_waits_for_a_lock_of_the_database(url)
     assert asyncio.run(start()) == "done"
 
 
-def test_a_cancelled_start_leaves_the_connection_alone_before_the_cancellation_is_raised(url):
+def test_a_cancelled_start_stops_using_the_connection_before_the_cancellation_is_raised(url):
     async def start():
         async with AsyncClient(url) as hf:
             with begun() as other, begun() as mine:
@@ -87,7 +87,7 @@ def test_a_cancelled_start_leaves_the_connection_alone_before_the_cancellation_i
     asyncio.run(start())
 
 
-def test_a_start_of_an_asynchronous_client_happens_with_its_transaction_or_not_at_all(file):
+def test_a_start_of_an_async_client_is_committed_with_its_transaction_or_not_at_all(file):
     async def start():
         async with AsyncClient(f"sqlite:///{file}") as hf:
             with connected(file) as db:

@@ -1,4 +1,5 @@
-"""A start by name before any engine has published the workflow is told by an event, or refused: whoever starts it."""
+"""A start by name before any engine has published the workflow emits an event, or is refused, for every kind of
+client."""
 
 from __future__ import annotations
 
@@ -53,7 +54,7 @@ async def engine(opened, url, folder):
 
 
 def within_transactions(way):
-    """The same, each start in a transaction of its own; one that is refused leaves the transaction as it was."""
+    """The same, each start in its own transaction; a refused start leaves the transaction unchanged."""
 
     @asynccontextmanager
     async def made(opened, url, folder):
@@ -87,7 +88,8 @@ CASES += [(store, way) for store in ("sqlite", "postgres") for way in JOINING]
 
 @pytest.fixture(params=CASES, ids=lambda case: f"{case[0]}-{case[1].__name__}")
 def starting(request, tmp_path, engine_on):
-    """An engine that knows no workflow, the events of who starts runs, how it starts them; and the store's address."""
+    """An engine without workflows, the events of the starting client, a function that starts runs, and the store's
+    address."""
     store, way = request.param
     url = f"sqlite:///{tmp_path / 'own.db'}" if store == "sqlite" else PROVIDERS[store].url(tmp_path)
 
@@ -101,10 +103,10 @@ def starting(request, tmp_path, engine_on):
     return url, made
 
 
-def test_a_start_by_name_before_any_engine_was_up_is_told_or_refused(starting, played, engine_on):
+def test_a_start_by_name_before_any_engine_emits_an_event_or_is_refused(starting, played, engine_on):
     url, made = starting
 
-    async def story():
+    async def scenario():
         async with made() as (opened, told, start):
             with pytest.raises(WorkflowDefinitionRequired, match="Nothing was started"):
                 await start("limited", "ann", require_definition=True)
@@ -120,13 +122,13 @@ def test_a_start_by_name_before_any_engine_was_up_is_told_or_refused(starting, p
                     assert (await opened.get(run)).workflow == name
             assert "definition_unknown" not in [name for name, _ in told]
 
-    played(story)
+    played(scenario)
 
 
-def test_only_a_run_that_was_really_started_is_said_to_be_of_an_unknown_definition(starting, played):
+def test_the_event_about_an_unknown_definition_is_emitted_only_for_a_new_run(starting, played):
     _, made = starting
 
-    async def story():
+    async def scenario():
         async with made() as (_, told, start):
             run = await start("limited", "ann", idempotency_key="once")
             assert await start("limited", "ann", id="another", idempotency_key="once") == run
@@ -135,4 +137,4 @@ def test_only_a_run_that_was_really_started_is_said_to_be_of_an_unknown_definiti
             unknown = [fields for name, fields in told if name == "definition_unknown"]
             assert unknown == [{"run": run, "workflow": "limited"}]
 
-    played(story)
+    played(scenario)

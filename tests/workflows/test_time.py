@@ -1,4 +1,4 @@
-"""Sleeps, timeouts and retries: by the clock of the store, in every life, counted once."""
+"""Sleeps, timeouts and retries: by the clock of the store, across replays, counted once."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ async def _has_entries(hf, run, many):
 # -- sleeping ---------------------------------------------------------------------------------------------------
 
 
-def test_a_sleep_ends_when_it_should_whoever_drives_the_run_by_then(url, played, engine_on):
-    """The time at which it ends is the same after another life; nothing begins anew."""
+def test_a_sleep_ends_at_its_time_whichever_engine_drives_the_run(url, played, engine_on):
+    """The time at which it ends is the same after a replay; it does not begin again."""
 
     @workflow
     async def sleeps(ctx: Context) -> str:
         await ctx.sleep("1 day")
         return "slept"
 
-    async def story():
+    async def scenario():
         async with AsyncClient(url) as hf:
             due = []
             for _ in range(3):
@@ -45,12 +45,12 @@ def test_a_sleep_ends_when_it_should_whoever_drives_the_run_by_then(url, played,
                     due.append((await hf.runs.get("r")).due_at)
             return due, (await hf.runs.get("r")).created_at
 
-    due, created = played(story)
+    due, created = played(scenario)
     assert len(set(due)) == 1
     assert due[0] > created
 
 
-def test_the_time_of_a_run_begins_when_it_is_first_driven_however_long_it_has_waited(url, played, engine_on):
+def test_the_timeout_of_a_run_begins_when_it_is_first_driven(url, played, engine_on):
     @workflow
     async def sleeps(ctx: Context) -> None:
         await ctx.sleep("1 day")
@@ -59,7 +59,7 @@ def test_the_time_of_a_run_begins_when_it_is_first_driven_however_long_it_has_wa
     async def waits(ctx: Context) -> None:
         await ctx.wait_for_signal("never", timeout="1 day")
 
-    async def story():
+    async def scenario():
         async with AsyncClient(url) as hf:
             for flow in (sleeps, waits):
                 await hf.runs.start(flow, id=flow.name)
@@ -71,12 +71,12 @@ def test_the_time_of_a_run_begins_when_it_is_first_driven_however_long_it_has_wa
                 found += [await hf.runs.get(run) for run in ("sleeps", "waits")]
             return found
 
-    for run in played(story):
+    for run in played(scenario):
         assert run.created_at < run.started_at
         assert run.due_at - run.started_at == timedelta(days=1)
 
 
-def test_a_workflow_that_begins_again_begins_its_time_then():
+def test_a_restarted_workflow_begins_its_timeout_again():
     @workflow(retry=Retry(max_attempts=2, initial="1 hour", max_delay="1 day", jitter=False))
     async def flow(ctx: Context) -> str:
         begun = ctx.now()
@@ -85,7 +85,7 @@ def test_a_workflow_that_begins_again_begins_its_time_then():
         await ctx.sleep("30 minutes")
         return str(ctx.now() - begun)
 
-    async def story():
+    async def scenario():
         async with TestEngine([flow]) as engine:
             handle = await engine.start(flow)
             await engine.advance("89 minutes")
@@ -93,17 +93,17 @@ def test_a_workflow_that_begins_again_begins_its_time_then():
             await engine.advance("1 minute")
             return await handle.result(5)
 
-    assert asyncio.run(story()) == "0:30:00"
+    assert asyncio.run(scenario()) == "0:30:00"
 
 
-def test_a_run_whose_sleep_ended_while_nobody_was_there_goes_on_at_once(url, played, engine_on):
+def test_a_run_whose_sleep_ended_without_a_worker_continues_at_once(url, played, engine_on):
     @workflow
     async def sleeps(ctx: Context) -> bool:
         before = ctx.now()
         await ctx.sleep(0.3)
         return (ctx.now() - before).total_seconds() >= 0.3
 
-    async def story():
+    async def scenario():
         async with AsyncClient(url) as hf:
             async with engine_on(url, [sleeps]) as engine:
                 await engine.start(sleeps, id="r")
@@ -112,7 +112,7 @@ def test_a_run_whose_sleep_ended_while_nobody_was_there_goes_on_at_once(url, pla
             async with engine_on(url, [sleeps]) as engine:
                 return await engine.handle("r").result(10)
 
-    assert played(story) is True
+    assert played(scenario) is True
 
 
 def test_a_signal_in_time_is_not_followed_by_its_timeout_and_one_too_late_is_kept():
@@ -128,7 +128,7 @@ def test_a_signal_in_time_is_not_followed_by_its_timeout_and_one_too_late_is_kep
         got.append(await ctx.wait_for_signal("word"))
         return got
 
-    async def story():
+    async def scenario():
         async with TestEngine([waits]) as engine:
             handle = await engine.start(waits)
             await engine.advance("59 minutes")
@@ -140,10 +140,10 @@ def test_a_signal_in_time_is_not_followed_by_its_timeout_and_one_too_late_is_kep
             await engine.advance("1 day")
             return await handle.result(5)
 
-    assert asyncio.run(story()) == ["in time", "nobody", "too late"]
+    assert asyncio.run(scenario()) == ["in time", "nobody", "too late"]
 
 
-def test_waiting_for_a_signal_times_out_in_another_life_too(url, played, engine_on):
+def test_waiting_for_a_signal_times_out_after_a_replay_too(url, played, engine_on):
     @workflow
     async def waits(ctx: Context) -> str:
         try:
@@ -151,19 +151,19 @@ def test_waiting_for_a_signal_times_out_in_another_life_too(url, played, engine_
         except TimeoutError:
             return "nobody"
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [waits]) as engine:
             await engine.start(waits, id="r")
         async with engine_on(url, [waits]) as engine:
             return await engine.handle("r").result(10)
 
-    assert played(story) == "nobody"
+    assert played(scenario) == "nobody"
 
 
-# -- the time of a workflow ---------------------------------------------------------------------------------------
+# -- the timeout of a workflow ------------------------------------------------------------------------------------
 
 
-def test_the_time_of_a_workflow_goes_on_while_it_is_parked_and_in_another_life(url, played, engine_on):
+def test_the_timeout_of_a_workflow_continues_while_it_is_parked_and_after_a_replay(url, played, engine_on):
     @workflow(timeout=0.4)
     async def waits(ctx: Context) -> None:
         try:
@@ -171,7 +171,7 @@ def test_the_time_of_a_workflow_goes_on_while_it_is_parked_and_in_another_life(u
         finally:
             await ctx.step("tidy", lambda: None)
 
-    async def story():
+    async def scenario():
         async with AsyncClient(url) as hf:
             async with engine_on(url, [waits], park_after=0.02) as engine:
                 await engine.start(waits, id="r")
@@ -185,17 +185,17 @@ def test_the_time_of_a_workflow_goes_on_while_it_is_parked_and_in_another_life(u
             assert (due - info.started_at).total_seconds() == pytest.approx(0.4)
             return info.entries
 
-    assert played(story) == 4, "the input, its beginning, the end of its time, and the step on the way out"
+    assert played(scenario) == 4, "the input, its beginning, the end of its time, and the step on the way out"
 
 
-def test_the_time_of_a_workflow_is_for_all_its_attempts_together():
+def test_the_timeout_of_a_workflow_covers_all_its_attempts():
     retry = Retry(max_attempts=100, initial="20 minutes", factor=1, max_delay="1 day", jitter=False)
 
     @workflow(timeout="1 hour", retry=retry)
     async def fails(ctx: Context) -> None:
         raise ValueError(f"attempt {ctx.attempt}")
 
-    async def story():
+    async def scenario():
         async with TestEngine([fails]) as engine:
             handle = await engine.start(fails)
             await engine.advance("39 minutes")
@@ -205,11 +205,11 @@ def test_the_time_of_a_workflow_is_for_all_its_attempts_together():
                 await handle.result(5)
             return caught.value.status, caught.value.detail
 
-    assert asyncio.run(story()) == ("timed_out", "attempt 3"), "the fourth would begin after an hour"
+    assert asyncio.run(scenario()) == ("timed_out", "attempt 3"), "the fourth would begin after an hour"
 
 
 @pytest.mark.parametrize("how", ["retry", "restart"])
-def test_a_run_that_is_retried_by_hand_has_all_its_time_again(how):
+def test_a_run_that_is_retried_by_hand_has_its_full_timeout_again(how):
     broken = [True]
 
     @workflow(timeout="1 hour")
@@ -219,7 +219,7 @@ def test_a_run_that_is_retried_by_hand_has_all_its_time_again(how):
         await ctx.sleep("59 minutes")
         return "mended"
 
-    async def story():
+    async def scenario():
         async with TestEngine([flow]) as engine:
             handle = await engine.start(flow)
             await engine.advance("1 day")
@@ -229,12 +229,12 @@ def test_a_run_that_is_retried_by_hand_has_all_its_time_again(how):
             await engine.advance("59 minutes")
             return await handle.result(5)
 
-    assert asyncio.run(story()) == "mended"
+    assert asyncio.run(scenario()) == "mended"
 
 
 @pytest.mark.parametrize("first", ["step", "transaction"])
-def test_its_own_time_is_the_same_after_a_retry_by_hand(tmp_path, played, engine_on, first):
-    """What the first life took from it, as an argument of a step, is what the life after the retry takes from it."""
+def test_the_time_that_a_run_sees_is_the_same_after_a_retry_by_hand(tmp_path, played, engine_on, first):
+    """The time that was an argument of a step before the retry is the same after it."""
     url = f"sqlite:///{tmp_path}/runs.db"
     broken, begun = [True], []
 
@@ -251,7 +251,7 @@ def test_its_own_time_is_the_same_after_a_retry_by_hand(tmp_path, played, engine
         await ctx.step("two", lambda when: None, begun[-1].isoformat())
         return await ctx.step("last", last)
 
-    async def story():
+    async def scenario():
         async with AsyncClient(url) as hf, engine_on(url, [flow]) as engine:
             await hf.runs.start(flow, id="r")
             with pytest.raises(WorkflowFailed, match="broken"):
@@ -262,16 +262,16 @@ def test_its_own_time_is_the_same_after_a_retry_by_hand(tmp_path, played, engine
             assert await engine.handle("r").result(10) == "mended"
             return before, await hf.runs.get("r")
 
-    before, after = played(story)
+    before, after = played(scenario)
     assert before.started_at < after.started_at, "it has all its time again"
     assert set(begun) == {before.started_at}
 
 
-# -- the time of an attempt, and further attempts -----------------------------------------------------------------
+# -- the timeout of an attempt, and further attempts --------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sync", [True, False])
-def test_each_attempt_of_a_step_has_its_own_time(url, played, engine_on, sync):
+def test_each_attempt_of_a_step_has_its_own_timeout(url, played, engine_on, sync):
     tries = []
 
     async def slow() -> str:
@@ -293,18 +293,18 @@ def test_each_attempt_of_a_step_has_its_own_time(url, played, engine_on, sync):
         retry = Retry(max_attempts=3, initial=0.01)
         return await ctx.step("slow", blocking if sync else slow, timeout=0.2, retry=retry)
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [flow]) as engine:
             try:
                 return await (await engine.start(flow)).result(10)
             finally:
                 over.set()
 
-    assert played(story) == "in time"
+    assert played(scenario) == "in time"
     assert tries == [1, 2, 3]
 
 
-def test_failed_attempts_and_the_wait_after_them_survive_the_engine(url, played, engine_on):
+def test_failed_attempts_and_the_delay_after_them_survive_the_engine(url, played, engine_on):
     tries = []
 
     @step(retry=Retry(max_attempts=3, initial=0.2, factor=1, jitter=False))
@@ -316,7 +316,7 @@ def test_failed_attempts_and_the_wait_after_them_survive_the_engine(url, played,
     async def flow(ctx: Context) -> None:
         await flaky()
 
-    async def story():
+    async def scenario():
         async with AsyncClient(url) as hf:
             await hf.runs.start(flow, id="r")
             for life in range(1, 3):
@@ -327,7 +327,7 @@ def test_failed_attempts_and_the_wait_after_them_survive_the_engine(url, played,
                     await engine.handle("r").result(10)
                 return caught.value.kind
 
-    assert played(story) == "ConnectionError"
+    assert played(scenario) == "ConnectionError"
     assert tries == [1, 2, 3]
 
 
@@ -351,7 +351,7 @@ class BlockedError(DeclinedError):
     ],
 )
 @pytest.mark.parametrize("where", ["step", "workflow"])
-def test_what_is_given_up_on_is_not_tried_again(error, give_up_on, times, where):
+def test_exceptions_that_are_not_retryable_are_not_retried(error, give_up_on, times, where):
     tries = []
     retry = Retry(max_attempts=3, initial=60, give_up_on=give_up_on)
 
@@ -369,7 +369,7 @@ def test_what_is_given_up_on_is_not_tried_again(error, give_up_on, times, where)
 
     flow = in_a_step if where == "step" else itself
 
-    async def story():
+    async def scenario():
         async with TestEngine([flow]) as engine:
             handle = await engine.start(flow)
             await engine.advance("1 hour")
@@ -377,11 +377,11 @@ def test_what_is_given_up_on_is_not_tried_again(error, give_up_on, times, where)
                 await handle.result(5)
             return caught.value.kind
 
-    assert asyncio.run(story()).endswith(error.__name__)
+    assert asyncio.run(scenario()).endswith(error.__name__)
     assert len(tries) == times
 
 
-def test_an_attempt_that_took_too_long_can_be_given_up_on(played, engine_on):
+def test_a_timeout_of_an_attempt_can_be_excluded_from_retries(played, engine_on):
     tries = []
 
     async def slow():
@@ -395,9 +395,9 @@ def test_an_attempt_that_took_too_long_can_be_given_up_on(played, engine_on):
         except TimeoutError as error:
             return error.kind
 
-    async def story():
+    async def scenario():
         async with engine_on("memory://", [flow]) as engine:
             return await (await engine.start(flow)).result(10)
 
-    assert played(story) == "holdfast.errors.StepTimeout"
+    assert played(scenario) == "holdfast.errors.StepTimeout"
     assert len(tries) == 1

@@ -1,4 +1,4 @@
-"""What users write to their own tables in PostgreSQL, in one transaction with a run's record or its start."""
+"""A user's writes to PostgreSQL tables, in one transaction with a run's record or its start."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from holdfast.errors import UnknownRun
 
 @pytest.fixture
 def place():
-    """The address of a database, and a schema in it with a table of the user's; Holdfast's are made there too."""
+    """The address of a database, and a schema in it with a table of the user; Holdfast's tables are created there
+    too."""
     server, name = real_servers.shared("postgres"), f"own_{uuid.uuid4().hex}"
     with psycopg.connect(server.url, autocommit=True) as db:
         db.execute(f"CREATE SCHEMA {name}")
@@ -49,12 +50,12 @@ def paying(name):
 
 
 @pytest.mark.parametrize("driver", ["psycopg", "sqlalchemy"])
-def test_what_a_transaction_writes_is_there_with_its_record_or_not_at_all(place, played, engine_on, driver):
+def test_writes_of_a_transaction_are_stored_with_its_record_or_not_at_all(place, played, engine_on, driver):
     url, name = place
     flow = paying(name)
     alchemy = sqlalchemy.create_engine(url.replace("postgresql://", "postgresql+psycopg://"))
 
-    async def story():
+    async def scenario():
         async with engine_on(f"{url}?schema={name}_hf" if driver == "psycopg" else alchemy, [flow]) as engine:
             good = await (await engine.start(flow, 7, id=f"{name}-good")).result()
             with pytest.raises(WorkflowFailed, match="nobody pays that"):
@@ -64,7 +65,7 @@ def test_what_a_transaction_writes_is_there_with_its_record_or_not_at_all(place,
             return good
 
     try:
-        assert played(story) == driver
+        assert played(scenario) == driver
     finally:
         alchemy.dispose()
         if driver == "sqlalchemy":
@@ -74,7 +75,7 @@ def test_what_a_transaction_writes_is_there_with_its_record_or_not_at_all(place,
 
 
 @pytest.mark.parametrize("end", ["ROLLBACK", "COMMIT"])
-def test_a_function_that_ends_its_transaction_itself_has_failed_and_is_told_so(place, played, engine_on, end):
+def test_a_function_that_ends_its_transaction_itself_fails_with_an_error_that_says_so(place, played, engine_on, end):
     url, name = place
 
     def pay(connection) -> None:
@@ -89,20 +90,20 @@ def test_a_function_that_ends_its_transaction_itself_has_failed_and_is_told_so(p
             return f"{failure.kind}: {failure.detail}"
         return "recorded"
 
-    async def story():
+    async def scenario():
         async with engine_on(f"{url}?schema={name}_hf", [pays]) as engine:
             return await (await engine.start(pays, id=name)).result()
 
-    told = played(story)
+    told = played(scenario)
     assert told.startswith("holdfast.errors.InvalidOption: the function has ended the transaction itself"), told
     assert paid(place) == ([] if end == "ROLLBACK" else [("lost", 1)])
 
 
-def test_a_start_within_a_transaction_happens_with_it_or_not_at_all(place, played, engine_on):
+def test_a_start_within_a_transaction_is_committed_with_it_or_not_at_all(place, played, engine_on):
     url, name = place
     flow = paying(name)
 
-    async def story():
+    async def scenario():
         async with engine_on(f"{url}?schema={name}_hf", [flow]) as engine:
             with psycopg.connect(url) as db, Client(f"{url}?schema={name}_hf") as hf:
                 with pytest.raises(KeyError), db.transaction():
@@ -119,5 +120,5 @@ def test_a_start_within_a_transaction_happens_with_it_or_not_at_all(place, playe
             with pytest.raises(UnknownRun):
                 await engine.get("gone")
 
-    played(story)
+    played(scenario)
     assert paid(place) == [("sync:pay", 3), ("there", 1), ("there:pay", 2)]

@@ -1,4 +1,4 @@
-"""A call without `await` does nothing, says so by its name, and does the run no harm."""
+"""A call without `await` does nothing, warns with its name, and does not affect the run."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ CALLS = {
 }
 
 
-def test_all_calls_that_are_awaited_are_here():
+def test_every_call_that_must_be_awaited_is_listed_here():
     names = {
         f"Context.{name}"
         for name, member in vars(Context).items()
@@ -64,7 +64,7 @@ def test_a_call_that_was_not_awaited_warns_by_its_name_and_changes_nothing(name,
         CALLS[name](ctx)
         return [first, await charge(amount), await ctx.child(other, 3)]
 
-    async def story():
+    async def scenario():
         async with engine_on("memory://", [forgets, other]) as engine:
             handle = await engine.start(forgets, 7, id="r")
             result = await handle.result()
@@ -75,7 +75,7 @@ def test_a_call_that_was_not_awaited_warns_by_its_name_and_changes_nothing(name,
 
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
-        assert played(story) == [7, 7, 3]
+        assert played(scenario) == [7, 7, 3]
         gc.collect()
     assert [str(one.message) for one in seen if one.category is RuntimeWarning] == [
         f"coroutine '{name}' was never awaited"

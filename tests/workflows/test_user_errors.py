@@ -1,4 +1,4 @@
-"""Whatever goes wrong in the code of a workflow or a step ends as a failed step or a failed run, never in the air."""
+"""Every error in the code of a workflow or a step ends as a failed step or a failed run, and is never lost."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from holdfast.testing import TestEngine
 from holdfast.workflow.replay import Replay
 
 
-class Dumb(Exception):
+class NoText(Exception):
     def __str__(self):
         raise ZeroDivisionError
 
@@ -25,15 +25,15 @@ def next_of_nothing() -> int:
     return next(iter([]))
 
 
-def dumb() -> None:
-    raise Dumb
+def raises_no_text() -> None:
+    raise NoText
 
 
-def leaves() -> None:
+def raises_system_exit() -> None:
     sys.exit(3)
 
 
-async def leaves_async() -> None:
+async def raises_system_exit_async() -> None:
     sys.exit(3)
 
 
@@ -41,9 +41,13 @@ async def needs(_argument: int) -> None:
     pass
 
 
-@pytest.mark.parametrize("body", [next_of_nothing, dumb, leaves, leaves_async, needs], ids=lambda body: body.__name__)
+@pytest.mark.parametrize(
+    "body",
+    [next_of_nothing, raises_no_text, raises_system_exit, raises_system_exit_async, needs],
+    ids=lambda body: body.__name__,
+)
 @pytest.mark.parametrize("timeout", [None, 5])
-def test_a_step_that_fails_in_an_odd_way_has_failed_and_the_engine_lives_on(played, engine_on, body, timeout):
+def test_a_step_that_fails_in_an_unusual_way_has_failed_and_the_engine_continues(played, engine_on, body, timeout):
     @workflow
     async def odd(ctx: Context) -> str:
         try:
@@ -52,17 +56,17 @@ def test_a_step_that_fails_in_an_odd_way_has_failed_and_the_engine_lives_on(play
             return error.kind
         return "nothing"
 
-    async def story():
+    async def scenario():
         async with engine_on("memory://", [odd]) as engine:
             kinds = [await (await engine.start(odd)).result(10) for _ in range(2)]
             assert kinds[0] == kinds[1] != "nothing"
             return kinds[0]
 
-    assert "Timeout" not in played(story)
+    assert "Timeout" not in played(scenario)
 
 
-@pytest.mark.parametrize("how", ["exits", "is dumb", "in a child task"])
-def test_a_workflow_that_fails_in_an_odd_way_has_failed_and_the_engine_lives_on(played, engine_on, how):
+@pytest.mark.parametrize("how", ["exits", "is raises_no_text", "in a child task"])
+def test_a_workflow_that_fails_in_an_unusual_way_has_failed_and_the_engine_continues(played, engine_on, how):
     async def go() -> None:
         sys.exit(3)
 
@@ -71,17 +75,17 @@ def test_a_workflow_that_fails_in_an_odd_way_has_failed_and_the_engine_lives_on(
         await ctx.sleep(0.01)
         if how == "exits":
             sys.exit(3)
-        if how == "is dumb":
-            raise Dumb
+        if how == "is raises_no_text":
+            raise NoText
         await asyncio.create_task(go())
 
-    async def story():
+    async def scenario():
         async with engine_on("memory://", [odd]) as engine:
             for _ in range(2):
-                with pytest.raises(WorkflowFailed, match=r"SystemExit|Dumb"):
+                with pytest.raises(WorkflowFailed, match=r"SystemExit|NoText"):
                     await (await engine.start(odd, how)).result(10)
 
-    played(story)
+    played(scenario)
 
 
 def test_a_transaction_that_raises_stop_iteration_has_failed(tmp_path, played, engine_on):
@@ -89,16 +93,16 @@ def test_a_transaction_that_raises_stop_iteration_has_failed(tmp_path, played, e
     async def odd(ctx: Context) -> None:
         await ctx.transaction("odd", lambda _connection: next(iter([])))
 
-    async def story():
+    async def scenario():
         async with engine_on(f"sqlite:///{tmp_path}/t.db", [odd]) as engine:
             with pytest.raises(WorkflowFailed, match="StopIteration"):
                 await (await engine.start(odd)).result(10)
 
-    played(story)
+    played(scenario)
 
 
 @pytest.mark.parametrize("name", ["charge#2", "#", "a#b"])
-def test_a_name_that_would_be_mistaken_for_a_later_one_is_refused(played, engine_on, name):
+def test_a_step_name_that_could_equal_a_generated_one_is_refused(played, engine_on, name):
     with pytest.raises(InvalidOption, match="#"):
         step(name)(len)
     with pytest.raises(InvalidOption, match="#"):
@@ -110,12 +114,12 @@ def test_a_name_that_would_be_mistaken_for_a_later_one_is_refused(played, engine
     async def two(ctx: Context) -> None:
         await ctx.step(name, len, "x")
 
-    async def story():
+    async def scenario():
         async with engine_on("memory://", [two]) as engine:
             with pytest.raises(WorkflowFailed, match="#"):
                 await (await engine.start(two)).result(10)
 
-    played(story)
+    played(scenario)
 
 
 def test_options_are_checked_when_they_are_given():
@@ -142,7 +146,7 @@ def test_options_are_checked_when_they_are_given():
 
 
 @pytest.mark.parametrize("what", ["a coroutine", "a number", "a retry"])
-def test_what_is_no_step_fails_the_run_with_what_to_do(played, engine_on, what):
+def test_a_call_of_a_function_that_is_no_step_fails_the_run_with_what_to_do(played, engine_on, what):
     async def fetch() -> int:
         return 1
 
@@ -152,15 +156,15 @@ def test_what_is_no_step_fails_the_run_with_what_to_do(played, engine_on, what):
             await ctx.step("x", fetch, retry=3)
         await ctx.step("x", fetch() if what == "a coroutine" else 5)
 
-    async def story():
+    async def scenario():
         async with engine_on("memory://", [calls]) as engine:
             with pytest.raises(WorkflowFailed, match=r"ctx.step\(name, function, \*args\)|Retry\(max_attempts"):
                 await (await engine.start(calls, what)).result(10)
 
-    played(story)
+    played(scenario)
 
 
-def test_a_workflow_is_not_called_by_itself():
+def test_calling_a_workflow_function_directly_is_refused():
     @workflow
     async def alone(ctx: Context) -> None: ...
 
@@ -172,7 +176,7 @@ def test_a_workflow_is_not_called_by_itself():
 def test_holdfasts_own_calls_in_workflow_code_are_refused_before_they_do_anything(tmp_path, played, engine_on, what):
     url = f"sqlite:///{tmp_path}/own.db"
 
-    async def story():
+    async def scenario():
         async with engine_on(url, []) as _, AsyncClient(url) as hf:
 
             @workflow
@@ -199,7 +203,7 @@ def test_holdfasts_own_calls_in_workflow_code_are_refused_before_they_do_anythin
                 assert [run.id for run in (await engine.list(prefix="made")).runs] == []
                 assert await hf.state("n").get() is None
 
-    played(story)
+    played(scenario)
 
 
 @pytest.mark.parametrize("what", ["now", "session", "state", "step", "sleep", "signal", "child"])
@@ -228,18 +232,18 @@ def test_ctx_in_the_body_of_a_step_is_refused(played, engine_on, what):
 
         await ctx.step("outer", body)
 
-    async def story():
+    async def scenario():
         async with engine_on("memory://", [nests, other]) as engine:
             with pytest.raises(
                 WorkflowFailed, match=r"NotInWorkflow.*ctx can be used only in the code of its workflow"
             ):
                 await (await engine.start(nests)).result(10)
 
-    played(story)
+    played(scenario)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it swallows its own end, too
-def test_code_that_swallows_everything_does_not_stop_the_others_when_its_run_is_parked(played, engine_on):
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it catches its own cancellation, too
+def test_code_that_catches_every_exception_does_not_stop_other_runs_when_its_run_is_parked(played, engine_on):
     @workflow
     async def swallows(ctx: Context) -> None:
         while True:
@@ -250,17 +254,17 @@ def test_code_that_swallows_everything_does_not_stop_the_others_when_its_run_is_
     async def other(ctx: Context) -> int:
         return 1
 
-    async def story():
+    async def scenario():
         async with engine_on("memory://", [swallows, other], park_after=0.02) as engine:
             handle = await engine.start(swallows)
             while await handle.status() != "suspended":
                 await asyncio.sleep(0.01)
             return await (await engine.start(other)).result(10)
 
-    assert played(story) == 1
+    assert played(scenario) == 1
 
 
-def test_what_was_not_given_is_the_default(played, engine_on):
+def test_a_missing_input_is_the_default(played, engine_on):
     @workflow
     async def greets(ctx: Context, name: str = "you") -> str:
         return f"hello {name}"
@@ -269,13 +273,13 @@ def test_what_was_not_given_is_the_default(played, engine_on):
     async def parent(ctx: Context) -> str:
         return await ctx.child(greets)
 
-    async def story():
+    async def scenario():
         async with engine_on("memory://", [greets, parent]) as engine:
             results = [await (await engine.start(flow)).result() for flow in (greets, parent)]
             assert results == ["hello you"] * 2
             assert await (await engine.start(greets, "me")).result() == "hello me"
 
-    played(story)
+    played(scenario)
 
 
 def test_no_step_begins_while_a_worker_drains(tmp_path, played, engine_on):
@@ -291,7 +295,7 @@ def test_no_step_begins_while_a_worker_drains(tmp_path, played, engine_on):
             await ctx.step("slow", slow, n)
         return len(done)
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [three], grace=10) as engine:
             await engine.start(three, id="r")
             while not engine._worker.drivers["r"]._steps.running:
@@ -300,12 +304,12 @@ def test_no_step_begins_while_a_worker_drains(tmp_path, played, engine_on):
         async with engine_on(url, [three]) as engine:
             return await engine.handle("r", three).result(10)
 
-    assert played(story) == 3
+    assert played(scenario) == 3
     assert done == [0, 1, 2]
 
 
-def test_a_workflow_that_begins_again_soon_is_not_waited_for_longer(played, engine_on):
-    """Four attempts ten milliseconds apart: a worker that looked once a second would need three."""
+def test_a_new_attempt_with_a_short_delay_begins_without_waiting_for_a_poll(played, engine_on):
+    """Four attempts ten milliseconds apart: a worker that polled once a second would need three seconds."""
     tries = []
 
     @workflow(retry=Retry(max_attempts=4, initial="10 ms", factor=1))
@@ -313,7 +317,7 @@ def test_a_workflow_that_begins_again_soon_is_not_waited_for_longer(played, engi
         tries.append(asyncio.get_running_loop().time())
         raise ValueError("again")
 
-    async def story():
+    async def scenario():
         async with engine_on("memory://", [fails]) as engine:
             looks = []
             look = engine._worker._poll
@@ -322,15 +326,15 @@ def test_a_workflow_that_begins_again_soon_is_not_waited_for_longer(played, engi
                 looks.append(1)
                 return min(await look(), 3_600.0) if len(tries) >= 4 else max(await look(), 3_600.0)
 
-            engine._worker._poll = counted  # it looks when it is woken, and else not for an hour
+            engine._worker._poll = counted  # it polls when it is woken, and otherwise not for an hour
             with pytest.raises(WorkflowFailed, match="again"):
                 await (await engine.start(fails)).result(20)
 
-    played(story)
+    played(scenario)
     assert len(tries) == 4
 
 
-def test_time_moves_through_the_sleep_of_a_child():
+def test_advance_also_passes_through_the_sleep_of_a_child():
     @workflow
     async def child(ctx: Context) -> str:
         await ctx.sleep("2 days")
@@ -340,30 +344,30 @@ def test_time_moves_through_the_sleep_of_a_child():
     async def parent(ctx: Context) -> str:
         return await ctx.child(child)
 
-    async def story():
+    async def scenario():
         async with TestEngine([parent, child]) as engine:
             handle = await engine.start(parent)
             await engine.advance("2 days")
             return await handle.result(5)
 
     for _ in range(5):
-        assert asyncio.run(story()) == "awake"
+        assert asyncio.run(scenario()) == "awake"
 
 
-def test_a_fault_of_the_runtime_itself_is_a_failed_run(played, engine_on, monkeypatch):
-    """One that nobody has thought of: what is delivered cannot be."""
+def test_an_error_in_the_runtime_itself_is_a_failed_run(played, engine_on, monkeypatch):
+    """An unexpected one: a result cannot be delivered."""
 
     @workflow
     async def steps(ctx: Context) -> int:
         return await ctx.step("one", len, "x")
 
-    async def story():
+    async def scenario():
         async with engine_on("memory://", [steps]) as engine:
             monkeypatch.setattr(Replay, "deliver", lambda _code, _entry: 1 // 0)
             with pytest.raises(WorkflowFailed, match="ZeroDivisionError"):
                 await (await engine.start(steps)).result(10)
 
-    played(story)
+    played(scenario)
 
 
 def test_a_child_whose_id_would_be_too_long_is_refused(played, engine_on):
@@ -374,23 +378,23 @@ def test_a_child_whose_id_would_be_too_long_is_refused(played, engine_on):
     async def parent(ctx: Context) -> None:
         await ctx.child(child)
 
-    async def story():
+    async def scenario():
         async with engine_on("memory://", [parent, child]) as engine:
             with pytest.raises(WorkflowFailed, match="bytes"):
                 await (await engine.start(parent, id="x" * 512)).result(10)
 
-    played(story)
+    played(scenario)
 
 
-# -- found by reading ---------------------------------------------------------------------------------------------
+# -- further cases ------------------------------------------------------------------------------------------------
 
 
-def test_a_claim_whose_answer_was_lost_is_found_by_a_worker_that_drives_nothing_else(url, played, engine_on):
+def test_an_idle_worker_finds_runs_of_a_claim_whose_reply_was_lost(url, played, engine_on):
     @workflow
     async def quick(ctx: Context) -> int:
         return 1
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [quick]) as engine, AsyncClient(url) as hf:
             ask, lost = engine._worker.execute, []
 
@@ -406,7 +410,7 @@ def test_a_claim_whose_answer_was_lost_is_found_by_a_worker_that_drives_nothing_
             assert await hf.runs.result(run, timeout=20) == 1
             assert lost
 
-    played(story)
+    played(scenario)
 
 
 def test_a_worker_that_drives_a_run_a_second_time_does_not_repeat_the_names_of_its_records(url, played, engine_on):
@@ -418,7 +422,7 @@ def test_a_worker_that_drives_a_run_a_second_time_does_not_repeat_the_names_of_i
             await ctx.step(name, done.append, name)
         return done
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [three]) as engine:
             send, refused = engine._worker.send, []
 
@@ -435,11 +439,11 @@ def test_a_worker_that_drives_a_run_a_second_time_does_not_repeat_the_names_of_i
             assert refused
             assert (await handle.info()).entries == 4
 
-    played(story)
+    played(scenario)
     assert done == ["a", "b", "b", "c"], "what was not recorded is done again, once, and nothing before its time"
 
 
-def test_a_child_whose_id_is_taken_is_told_whenever_it_is_waited_for(url, played, engine_on):
+def test_a_child_whose_id_is_in_use_raises_every_time_it_is_awaited(url, played, engine_on):
     @workflow
     async def kid(ctx: Context) -> None: ...
 
@@ -455,15 +459,15 @@ def test_a_child_whose_id_is_taken_is_told_whenever_it_is_waited_for(url, played
                 said.append(error.kind)
         return said
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [parent, kid]) as engine:
             await (await engine.start(kid, id="taken")).result()
             return await (await engine.start(parent)).result(10)
 
-    assert played(story) == ["holdfast.errors.RunExists"] * 2
+    assert played(scenario) == ["holdfast.errors.RunExists"] * 2
 
 
-def test_the_result_of_a_child_may_be_asked_for_by_several_and_again(url, played, engine_on):
+def test_the_result_of_a_child_may_be_awaited_several_times(url, played, engine_on):
     @workflow
     async def kid(ctx: Context) -> int:
         return await ctx.step("one", len, "x")
@@ -474,38 +478,41 @@ def test_the_result_of_a_child_may_be_asked_for_by_several_and_again(url, played
         both = await asyncio.gather(child.result(), child.result())
         return [*both, await child.result()]
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [parent, kid]) as engine:
             return await (await engine.start(parent)).result(10)
 
-    assert played(story) == [1, 1, 1]
+    assert played(scenario) == [1, 1, 1]
 
 
-def test_an_update_that_wants_to_end_the_process_has_failed_and_the_slot_is_free(played, engine_on):
+def test_an_update_function_that_raises_system_exit_has_failed_and_the_slot_is_free(played, engine_on):
     @workflow
-    async def leaves(ctx: Context, how: str) -> Any:
+    async def raises_system_exit(ctx: Context, how: str) -> Any:
         n = ctx.state.workflow("n", initial=0)
         try:
             return await n.update(lambda value: sys.exit(3) if how == "leave" else value + 1)
         except StepFailed as error:
             return error.kind
 
-    async def story():
-        async with engine_on("memory://", [leaves]) as engine:
-            first, second = await engine.start(leaves, "leave"), await engine.start(leaves, "stay")
+    async def scenario():
+        async with engine_on("memory://", [raises_system_exit]) as engine:
+            first, second = (
+                await engine.start(raises_system_exit, "leave"),
+                await engine.start(raises_system_exit, "stay"),
+            )
             return await first.result(10), await second.result(10)
 
-    assert played(story) == ("SystemExit", 1)
+    assert played(scenario) == ("SystemExit", 1)
 
 
-def test_no_more_runs_are_active_than_may_be(played, engine_on):
+def test_no_more_runs_are_active_than_the_maximum(played, engine_on):
     door = asyncio.Event()
 
     @workflow
     async def waits(ctx: Context) -> None:
         await ctx.step("wait", door.wait)
 
-    async def story():
+    async def scenario():
         async with engine_on("memory://", [waits], max_active_runs=5) as engine:
             handles = await asyncio.gather(*(engine.start(waits) for _ in range(20)))
             most = engine.active_runs
@@ -514,10 +521,10 @@ def test_no_more_runs_are_active_than_may_be(played, engine_on):
                 await handle.result(20)
             return most
 
-    assert played(story) <= 5
+    assert played(scenario) <= 5
 
 
-def test_a_step_that_takes_its_time_to_stop_does_not_keep_a_sweep_waiting(played, engine_on):
+def test_a_step_that_is_slow_to_stop_does_not_delay_a_sweep(played, engine_on):
     async def slow_to_stop() -> None:
         try:
             await asyncio.sleep(60)
@@ -532,7 +539,7 @@ def test_a_step_that_takes_its_time_to_stop_does_not_keep_a_sweep_waiting(played
         except TimeoutError:
             await ctx.wait_for_signal("never")
 
-    async def story():
+    async def scenario():
         async with (
             engine_on("memory://sweeps", [gives_up], recover=False) as engine,
             AsyncClient("memory://sweeps") as hf,
@@ -541,7 +548,7 @@ def test_a_step_that_takes_its_time_to_stop_does_not_keep_a_sweep_waiting(played
             async with asyncio.timeout(10):
                 return await engine.sweep()
 
-    assert played(story) == 1
+    assert played(scenario) == 1
 
 
 @pytest.mark.filterwarnings("ignore:.*never awaited:RuntimeWarning")
@@ -554,9 +561,9 @@ def test_a_step_that_was_not_awaited_is_named_where_its_coroutine_is_returned(pl
     async def forgets(ctx: Context, n: int) -> int:
         return count(n)
 
-    async def story():
+    async def scenario():
         async with engine_on("memory://", [forgets]) as engine:
             with pytest.raises(WorkflowFailed, match="is a coroutine: await the call"):
                 await (await engine.start(forgets, 1)).result(10)
 
-    played(story)
+    played(scenario)

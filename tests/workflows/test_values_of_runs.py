@@ -1,4 +1,4 @@
-"""What is stored of a run: typed by the annotations, the same in every life, refused at the call with its place."""
+"""Stored values of a run: typed by the annotations, the same in every replay, refused at the call with their path."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -106,7 +106,7 @@ KINDS = {
 
 
 def carrying(name, kind):
-    """A workflow that gets a value of this type from everywhere, and a child of it."""
+    """A workflow that gets a value of this type by every way, and its child."""
 
     @step
     async def hand_back(value: kind) -> kind:
@@ -128,12 +128,13 @@ def carrying(name, kind):
     return carries, child
 
 
-def test_every_kind_of_value_comes_back_as_what_it_was_also_in_another_life(url, played, engine_on):
-    """The first engine dies when each run has a step and a child behind it; another one replays them and goes on."""
+def test_every_kind_of_value_has_its_type_also_after_a_replay(url, played, engine_on):
+    """The first engine is discarded when each run has completed a step and a child; another one replays and continues
+    them."""
     flows = {name: carrying(name, kind) for name, (kind, _) in KINDS.items()}
     known = [flow for pair in flows.values() for flow in pair]
 
-    async def story():
+    async def scenario():
         async with AsyncClient(url) as hf:
             first = engine_on(url, known, worker_ttl=60)
             await first.open()
@@ -151,7 +152,7 @@ def test_every_kind_of_value_comes_back_as_what_it_was_also_in_another_life(url,
                     assert (type(result), result) == (type(value), value), name
                     assert await hf.runs.result(name, workflow=flows[name][0]) == value, name
 
-    played(story)
+    played(scenario)
 
 
 async def _has_entries(hf, run, many):
@@ -167,8 +168,8 @@ UNFIT = Order(UUID(int=1), NOON, Decimal(1), Colour.RED, b"", [Line("a"), Line("
 PLACE = r"\$\.lines\[2\]\.price is of type object, which JSON does not have"
 
 
-def test_what_cannot_be_written_is_refused_at_the_call_with_its_place_and_changes_nothing(url, played, engine_on):
-    async def story():
+def test_a_value_that_cannot_be_encoded_is_refused_with_its_path_and_changes_nothing(url, played, engine_on):
+    async def scenario():
         async with engine_on(url, [orders]) as engine, AsyncClient(url) as hf:
             with pytest.raises(InvalidValue, match=rf"^the input of 'orders' cannot hold this value: {PLACE}"):
                 await engine.start(orders, UNFIT)
@@ -192,24 +193,24 @@ def test_what_cannot_be_written_is_refused_at_the_call_with_its_place_and_change
             await handle.signal("order", ORDER)
             assert await handle.result() == ORDER
 
-    played(story)
+    played(scenario)
 
 
-def test_a_result_whose_type_was_not_said_is_refused_with_where_to_say_it(played):
+def test_a_result_without_an_annotation_is_refused_with_where_to_add_it(played):
     @workflow
     async def flow(ctx: Context, place: str):
         if place == "step":
             return await ctx.step("look", lambda: NOON)
         return NOON
 
-    async def story():
+    async def scenario():
         async with TestEngine([flow]) as engine:
             for place in ("step", "workflow"):
                 with pytest.raises(WorkflowFailed, match="convert it, or annotate its type") as caught:
                     await (await engine.start(flow, place)).result()
                 assert "type=" not in caught.value.detail
 
-    played(story)
+    played(scenario)
 
 
 def _start(url, value):
@@ -221,7 +222,7 @@ def _to(function, run):
     return lambda *args: function(run, *args)
 
 
-def test_a_step_a_child_or_attributes_with_what_cannot_be_written_are_errors_in_the_workflow(url, played, engine_on):
+def test_steps_children_and_attributes_with_unencodable_values_raise_in_the_workflow(url, played, engine_on):
     tries = []
 
     @step(retry=Retry(max_attempts=3, initial=0.001))
@@ -248,14 +249,14 @@ def test_a_step_a_child_or_attributes_with_what_cannot_be_written_are_errors_in_
                 told.append(f"attributes: {str(error).encode(errors='replace').decode()}")
         return told
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [flow, orders]) as engine:
             told = await (await engine.start(flow)).result()
             assert [run.workflow for run in (await engine.list()).runs] == ["flow"]
             assert (await engine.list()).runs[0].attributes == {}
             return told
 
-    told = played(story)
+    told = played(scenario)
     assert told[0] == "holdfast.errors.InvalidValue"
     assert told[1].startswith("the result of the step 'unfit' cannot hold this value: $.lines[2].price is of type ")
     for text in told[2:4]:
@@ -265,18 +266,18 @@ def test_a_step_a_child_or_attributes_with_what_cannot_be_written_are_errors_in_
     assert len(tries) == 1, "it would not come out otherwise if it were tried again"
 
 
-def test_a_run_whose_result_cannot_be_written_has_failed_and_says_where(url, played, engine_on):
+def test_a_run_whose_result_cannot_be_encoded_has_failed_with_the_path(url, played, engine_on):
     @workflow
     async def flow(ctx: Context) -> Order:
         return UNFIT
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [flow]) as engine:
             with pytest.raises(WorkflowFailed) as caught:
                 await (await engine.start(flow)).result()
             return caught.value
 
-    error = played(story)
+    error = played(scenario)
     assert (error.status, error.kind) == ("failed", "holdfast.errors.InvalidValue")
     assert error.detail.startswith("the result of 'flow' cannot hold this value: $.lines[2].price is of type object")
 
@@ -293,7 +294,7 @@ def test_the_limit_is_a_mebibyte_and_can_be_set(url, played, engine_on):
 
     large = "x" * 1_500_000
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [echo]) as engine, AsyncClient(url, max_bytes=2_000_000) as hf:
             with pytest.raises(InvalidValue, match="it has 1,500,002 bytes, and the limit is 1,048,576 "):
                 await engine.start(echo, large)
@@ -307,11 +308,11 @@ def test_the_limit_is_a_mebibyte_and_can_be_set(url, played, engine_on):
             await hf.runs.signal(run, "text", large)
             assert await engine.handle(run).result(20) == large
 
-    played(story)
+    played(scenario)
 
 
 @pytest.mark.parametrize("what", ["step", "child", "state", "session", "result"])
-def test_what_a_workflow_makes_is_limited_too(played, engine_on, what):
+def test_values_of_a_workflow_have_a_maximum_size_too(played, engine_on, what):
     @workflow
     async def flow(ctx: Context) -> str:
         if what == "step":
@@ -324,14 +325,14 @@ def test_what_a_workflow_makes_is_limited_too(played, engine_on, what):
             ctx.state.session("s").set("x" * 999)
         return "x" * 999
 
-    async def story():
+    async def scenario():
         async with engine_on("memory://", [flow, orders], max_bytes=1_000) as engine:
             with pytest.raises(WorkflowFailed) as caught:
                 await (await engine.start(flow)).result()
             assert [run.workflow for run in (await engine.list()).runs] == ["flow"]
             return caught.value
 
-    error = played(story)
+    error = played(scenario)
     assert error.kind == "holdfast.errors.InvalidValue"
     assert "bytes, and the limit is 1,000 (max_bytes)" in error.detail
 
@@ -342,14 +343,14 @@ def test_the_limit_of_a_client_holds_for_its_states_and_for_an_engine_on_it(play
         with pytest.raises(InvalidValue, match="11 bytes, and the limit is 10 "):
             hf.state("s").set("x" * 9)
 
-        async def story():
+        async def scenario():
             async with engine_on(hf, [orders]) as engine:
                 with pytest.raises(InvalidValue, match="and the limit is 10 "):
                     await engine.start(orders, ORDER)
             async with engine_on(hf, [orders], max_bytes=1_000) as engine:
                 await engine.start(orders, ORDER)
 
-        played(story)
+        played(scenario)
     for wrong in (0, -1, 1.5, True, "1"):
         with pytest.raises(InvalidOption, match="max_bytes"):
             Client("memory://", max_bytes=wrong)
@@ -397,8 +398,8 @@ async def makes(ctx: Context) -> str:
     return "\n".join(told)
 
 
-def test_an_input_or_a_result_that_its_type_does_not_take_is_a_failure_and_no_run_hangs(url, played, engine_on):
-    async def story():
+def test_an_input_or_a_result_of_a_wrong_type_is_a_failure_and_no_run_hangs(url, played, engine_on):
+    async def scenario():
         async with engine_on(url, [confused, refusing, makes]) as engine, AsyncClient(url) as hf:
             for name, words in (("confused", "more than one dataclass"), ("refusing", "LookupError: never made")):
                 run = await hf.runs.start(name, {"n": 1})
@@ -409,7 +410,7 @@ def test_an_input_or_a_result_that_its_type_does_not_take_is_a_failure_and_no_ru
                 await engine.start(confused, Line("a"))
             return await (await engine.start(makes)).result(10)
 
-    told = played(story).splitlines()
+    told = played(scenario).splitlines()
     assert "more than one dataclass" in told[0]
     assert "LookupError: never made" in told[1]
 
@@ -423,25 +424,25 @@ def test_a_signal_that_is_not_of_the_type_is_an_error_where_it_is_read(url, play
             told = str(error)
         return [told, str(await ctx.wait_for_signal("pay", type=Decimal)), await ctx.wait_for_signal("pay")]
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [reads]) as engine:
             handle = await engine.start(reads)
             for payload in ("much", Decimal("1.50"), Decimal("2.50")):
                 await handle.signal("pay", payload)
             return await handle.result(10)
 
-    told, typed, plain = played(story)
+    told, typed, plain = played(scenario)
     assert told.startswith("the signal 'pay' holds something that is not Decimal: ")
     assert (typed, plain) == ("1.50", "2.50")
 
 
-def test_an_exception_that_cannot_say_what_it_is_does_no_harm(url, played, engine_on):
-    class MuteError(Exception):
+def test_an_exception_whose_text_cannot_be_computed_is_recorded_anyway(url, played, engine_on):
+    class NoTextError(Exception):
         def __str__(self):
             raise LookupError("mute")
 
     def fails():
-        raise MuteError
+        raise NoTextError
 
     @workflow
     async def flow(ctx: Context) -> str:
@@ -450,8 +451,8 @@ def test_an_exception_that_cannot_say_what_it_is_does_no_harm(url, played, engin
         except StepFailed as error:
             return f"{error.kind.rpartition('.')[2]}: {error.detail}"
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [flow]) as engine:
             return await (await engine.start(flow)).result(10)
 
-    assert played(story) == "MuteError: (its message cannot be read: LookupError)"
+    assert played(scenario) == "NoTextError: (its message cannot be read: LookupError)"

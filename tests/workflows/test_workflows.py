@@ -1,4 +1,4 @@
-"""Runs as people use them: steps, time, signals, children, failures, and what each is told when something is wrong."""
+"""Runs in use: steps, time, signals, children, failures, and error messages."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ async def chain(ctx: Context, n: int) -> int:
 def ran(played, engine_on, url, flow, *args, **options):
     """Start one run and return its result."""
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [flow], **options) as engine:
             return await (await engine.start(flow, *args)).result()
 
-    return played(story)
+    return played(scenario)
 
 
 def failure(played, engine_on, url, flow, *args):
@@ -62,11 +62,11 @@ def failure(played, engine_on, url, flow, *args):
 # -- steps --------------------------------------------------------------------------------------------------
 
 
-def test_a_run_returns_what_its_steps_lead_to(url, played, engine_on):
+def test_a_run_returns_the_result_of_its_code(url, played, engine_on):
     assert ran(played, engine_on, url, chain, 5) == 5
 
 
-def test_steps_are_async_or_plain_and_know_their_keys(url, played, engine_on):
+def test_steps_are_async_or_sync_and_can_read_their_idempotency_keys(url, played, engine_on):
     def plain(x):
         return [current_step().idempotency_key, current_step().attempt, x]
 
@@ -81,14 +81,14 @@ def test_steps_are_async_or_plain_and_know_their_keys(url, played, engine_on):
             await ctx.step("o", other, 3, y=4),
         ]
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [flow]) as engine:
             return await (await engine.start(flow, None, id="run-7")).result()
 
-    assert played(story) == [["run-7:charge", 1, 1], ["run-7:charge#2", 1, 2], ["o", 3, 4]]
+    assert played(scenario) == [["run-7:charge", 1, 1], ["run-7:charge#2", 1, 2], ["o", 3, 4]]
 
 
-def test_a_step_is_itself_outside_a_run_and_inside_the_body_of_another_step(url, played, engine_on):
+def test_a_step_is_a_plain_function_outside_a_run_and_in_the_body_of_another_step(url, played, engine_on):
     @step
     async def outer(x: int) -> int:
         return await add(x, 1) + 100
@@ -162,7 +162,7 @@ def test_real_io_in_workflow_code_says_what_to_do_instead(url, played, engine_on
     assert "ctx.step(" in error.detail
 
 
-def test_code_that_never_waits_for_anything_is_a_failed_run_and_stops_no_other(url, played, engine_on, monkeypatch):
+def test_code_that_never_awaits_is_a_failed_run_and_stops_no_other(url, played, engine_on, monkeypatch):
     monkeypatch.setattr(import_module("holdfast.workflow.loop"), "MAX_TURNS", 1_000)
 
     @workflow
@@ -172,20 +172,20 @@ def test_code_that_never_waits_for_anything_is_a_failed_run_and_stops_no_other(u
         while True:
             await asyncio.sleep(0)
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [spins, chain]) as engine:
             for step_first in (False, True):
                 with pytest.raises(WorkflowFailed, match="endless loop"):
                     await (await engine.start(spins, step_first)).result(10)
             return await (await engine.start(chain, 2)).result()
 
-    assert played(story) == 2
+    assert played(scenario) == 2
 
 
 # -- failures -----------------------------------------------------------------------------------------------
 
 
-def test_a_failed_step_is_caught_by_the_type_that_python_has_for_it(url, played, engine_on):
+def test_a_failed_step_is_caught_by_its_builtin_exception_type(url, played, engine_on):
     @workflow
     async def flow(ctx, _):
         try:
@@ -202,7 +202,7 @@ def test_a_failed_step_is_caught_by_the_type_that_python_has_for_it(url, played,
     ]
 
 
-def test_a_failed_run_tells_type_message_and_where(url, played, engine_on):
+def test_the_error_of_a_failed_run_has_type_message_and_traceback(url, played, engine_on):
     class DeclinedError(Exception):
         pass
 
@@ -219,7 +219,7 @@ def test_a_failed_run_tells_type_message_and_where(url, played, engine_on):
     assert "in charge" in error.traceback
 
 
-def test_a_step_is_tried_again_as_its_retry_says(url, played, engine_on):
+def test_a_step_is_retried_by_its_policy(url, played, engine_on):
     tries = []
 
     @step(retry=Retry(max_attempts=4, initial=0.005, factor=1))
@@ -237,7 +237,7 @@ def test_a_step_is_tried_again_as_its_retry_says(url, played, engine_on):
     assert tries == [1, 2, 3]
 
 
-def test_what_is_not_to_be_tried_again_is_not(url, played, engine_on):
+def test_an_exception_excluded_from_retries_is_not_retried(url, played, engine_on):
     tries = []
 
     async def bad():
@@ -270,7 +270,7 @@ def test_a_step_that_takes_too_long_is_a_timeout(url, played, engine_on, sync):
     assert ran(played, engine_on, url, flow, None) == f"{StepTimeout.__module__}.StepTimeout"
 
 
-def test_a_workflow_is_tried_again_with_a_fresh_history(url, played, engine_on):
+def test_a_workflow_is_retried_with_an_empty_history(url, played, engine_on):
     bodies = []
 
     async def one(attempt):
@@ -331,8 +331,8 @@ def test_values_are_typed_by_the_annotations(url, played, engine_on):
     assert ran(played, engine_on, url, flow, ORDER) == ORDER
 
 
-def test_what_cannot_be_written_fails_at_the_call_with_its_path(url, played, engine_on):
-    async def story():
+def test_a_value_that_cannot_be_encoded_fails_at_the_call_with_its_path(url, played, engine_on):
+    async def scenario():
         async with engine_on(url, [chain]) as engine:
             with pytest.raises(InvalidValue, match=r"the input of 'chain'"):
                 await engine.start(chain, "five")
@@ -342,10 +342,10 @@ def test_what_cannot_be_written_fails_at_the_call_with_its_path(url, played, eng
                 await engine.start("elsewhere", "x" * 2_000_000)
             assert (await engine.list()).runs == ()
 
-    played(story)
+    played(scenario)
 
 
-def test_a_step_whose_result_cannot_be_recorded_fails_and_is_not_tried_again(url, played, engine_on):
+def test_a_step_whose_result_cannot_be_recorded_fails_and_is_not_retried(url, played, engine_on):
     tries = []
 
     def odd():
@@ -363,7 +363,7 @@ def test_a_step_whose_result_cannot_be_recorded_fails_and_is_not_tried_again(url
 # -- time ---------------------------------------------------------------------------------------------------
 
 
-def test_time_and_chance_are_the_same_in_every_life(url, played, engine_on):
+def test_time_and_random_numbers_are_the_same_in_every_replay(url, played, engine_on):
     seen = []
 
     @workflow
@@ -376,7 +376,7 @@ def test_time_and_chance_are_the_same_in_every_life(url, played, engine_on):
         assert ctx.now() - before >= timedelta(milliseconds=30)
         return facts
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [flow], park_after=0.05) as engine:
             handle = await engine.start(flow, None)
             while await handle.status() != "suspended":
@@ -384,7 +384,7 @@ def test_time_and_chance_are_the_same_in_every_life(url, played, engine_on):
             await handle.signal("go")
             return await handle.result()
 
-    facts = played(story)
+    facts = played(scenario)
     assert len(seen) == 2
     assert seen[0] == seen[1] == facts
 
@@ -410,7 +410,7 @@ def test_the_log_is_silent_on_replay(url, played, engine_on, caplog):
         await ctx.wait_for_signal("go")
         ctx.log.info("done")
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [flow], park_after=0.02) as engine:
             handle = await engine.start(flow, None, id="r")
             while await handle.status() != "suspended":
@@ -418,7 +418,7 @@ def test_the_log_is_silent_on_replay(url, played, engine_on, caplog):
             await handle.signal("go")
             await handle.result()
 
-    played(story)
+    played(scenario)
     assert [record.getMessage() for record in caplog.records] == ["[r] begun", "[r] done"]
 
 
@@ -430,7 +430,7 @@ def test_signals_are_read_in_order_and_counted_once_by_their_key(url, played, en
     async def flow(ctx, n: int) -> list[int]:
         return [await ctx.wait_for_signal("n") for _ in range(n)]
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [flow]) as engine:
             handle = await engine.start(flow, 3)
             await engine.signal(handle.id, "other", 0)
@@ -438,7 +438,7 @@ def test_signals_are_read_in_order_and_counted_once_by_their_key(url, played, en
                 await engine.signal(handle.id, "n", n, idempotency_key=f"k{n}")
             return await handle.result()
 
-    assert played(story) == [1, 2, 3]
+    assert played(scenario) == [1, 2, 3]
 
 
 def test_waiting_for_a_signal_may_time_out(url, played, engine_on):
@@ -452,7 +452,7 @@ def test_waiting_for_a_signal_may_time_out(url, played, engine_on):
     assert ran(played, engine_on, url, flow, None) == "nobody came"
 
 
-def test_children_run_beside_their_parent_and_their_failures_are_its_own(url, played, engine_on):
+def test_children_run_beside_their_parent_and_their_failures_are_raised_there(url, played, engine_on):
     @workflow
     async def broken(ctx, _):
         raise ValueError("broken")
@@ -466,16 +466,16 @@ def test_children_run_beside_their_parent_and_their_failures_are_its_own(url, pl
         except WorkflowFailed as error:
             return [await first.result(), second, first.id, error.kind, error.run_id]
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [parent, chain, broken]) as engine:
             result = await (await engine.start(parent, None, id="p")).result()
             assert (await engine.get("own-id")).parent == "p"
             return result
 
-    assert played(story) == [2, 3, "p/chain", "ValueError", "p/broken"]
+    assert played(scenario) == [2, 3, "p/chain", "ValueError", "p/broken"]
 
 
-def test_a_child_whose_id_is_taken_is_an_error_for_its_parent(url, played, engine_on):
+def test_a_child_whose_id_is_in_use_is_an_error_in_its_parent(url, played, engine_on):
     @workflow
     async def parent(ctx, _):
         try:
@@ -483,18 +483,18 @@ def test_a_child_whose_id_is_taken_is_an_error_for_its_parent(url, played, engin
         except StepFailed as error:
             return error.kind
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [parent, chain]) as engine:
             await engine.start(chain, 1, id="taken")
             return await (await engine.start(parent, None)).result()
 
-    assert played(story) == "holdfast.errors.RunExists"
+    assert played(scenario) == "holdfast.errors.RunExists"
 
 
 # -- cancelling ---------------------------------------------------------------------------------------------
 
 
-def test_cancelling_reaches_a_running_step_a_sleep_a_parked_run_and_children(url, played, engine_on):
+def test_cancel_ends_a_running_step_a_sleep_a_parked_run_and_children(url, played, engine_on):
     told = []
 
     async def for_ever():
@@ -519,7 +519,7 @@ def test_cancelling_reaches_a_running_step_a_sleep_a_parked_run_and_children(url
     async def parent(ctx, _):
         await ctx.child(works, None)
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [works, sleeps, parent], park_after=0.05) as engine:
             handles = [await engine.start(flow, None, id=flow.name) for flow in (works, sleeps, parent)]
             while await handles[1].status() != "suspended" or (await engine.list(status="running")).runs == ():
@@ -531,11 +531,11 @@ def test_cancelling_reaches_a_running_step_a_sleep_a_parked_run_and_children(url
                     await handle.result(10)
                 assert caught.value.status == "cancelled"
 
-    played(story)
+    played(scenario)
     assert sorted(told, key=str) == [21, "step", "step"]
 
 
-def test_cancelling_reaches_children_that_nobody_waits_for(url, played, engine_on):
+def test_cancel_ends_children_that_are_not_awaited(url, played, engine_on):
     @workflow
     async def sleeps(ctx: Context) -> None:
         await ctx.sleep(60)
@@ -545,7 +545,7 @@ def test_cancelling_reaches_children_that_nobody_waits_for(url, played, engine_o
         await ctx.start_child(sleeps)
         await ctx.sleep(60)
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [sleeps, parent]) as engine:
             handle = await engine.start(parent, id="p")
             while not (await engine.list(prefix="p/")).runs:
@@ -554,10 +554,10 @@ def test_cancelling_reaches_children_that_nobody_waits_for(url, played, engine_o
             with pytest.raises(WorkflowFailed, match="cancelled"):
                 await engine.handle("p/sleeps").result(10)
 
-    played(story)
+    played(scenario)
 
 
-def test_a_workflow_may_end_well_although_it_was_cancelled(url, played, engine_on):
+def test_a_workflow_may_complete_although_it_was_cancelled(url, played, engine_on):
     @workflow
     async def flow(ctx, _):
         try:
@@ -565,20 +565,20 @@ def test_a_workflow_may_end_well_although_it_was_cancelled(url, played, engine_o
         except asyncio.CancelledError:
             return "tidied up"
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [flow]) as engine:
             handle = await engine.start(flow, None)
             await handle.cancel()
             return await handle.result()
 
-    assert played(story) == "tidied up"
+    assert played(scenario) == "tidied up"
 
 
 # -- asking -------------------------------------------------------------------------------------------------
 
 
 def test_bad_input_gets_a_clear_error_and_changes_nothing(url, played, engine_on):
-    async def story():
+    async def scenario():
         async with engine_on(url, [chain]) as engine:
             handle = await engine.start(chain, 1, id="a")
             await handle.result()
@@ -604,10 +604,10 @@ def test_bad_input_gets_a_clear_error_and_changes_nothing(url, played, engine_on
                 await engine.list(after="x")
             assert [run.id for run in (await engine.list()).runs] == ["a"]
 
-    played(story)
+    played(scenario)
 
 
-def test_a_plain_function_is_no_workflow_and_two_cannot_have_one_name():
+def test_a_plain_function_is_refused_as_a_workflow_and_two_cannot_have_one_name():
     with pytest.raises(InvalidWorkflow, match="async def"):
 
         @workflow
@@ -623,21 +623,21 @@ def test_a_plain_function_is_no_workflow_and_two_cannot_have_one_name():
 
 
 def test_a_start_with_the_same_idempotency_key_is_the_same_run(url, played, engine_on):
-    async def story():
+    async def scenario():
         async with engine_on(url, [chain]) as engine:
             handles = await asyncio.gather(*(engine.start(chain, n, idempotency_key="once") for n in range(5)))
             assert len({handle.id for handle in handles}) == 1
             return len((await engine.list()).runs)
 
-    assert played(story) == 1
+    assert played(scenario) == 1
 
 
-def test_runs_are_listed_by_what_they_are(url, played, engine_on):
+def test_runs_are_listed_by_workflow_status_and_attributes(url, played, engine_on):
     @workflow
     async def flow(ctx, customer: str) -> None:
         await ctx.set_attributes(customer=customer, vip=customer == "acme")
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [flow, chain]) as engine:
             for customer in ("acme", "globex", "acme"):
                 await (await engine.start(flow, customer)).result()
@@ -650,7 +650,7 @@ def test_runs_are_listed_by_what_they_are(url, played, engine_on):
             assert len(page.runs) == 3
             assert len((await engine.list(limit=3, after=page.next)).runs) == 1
 
-    played(story)
+    played(scenario)
 
 
 NO_QUESTIONS = [
@@ -672,25 +672,25 @@ NO_QUESTIONS = [
 
 
 @pytest.mark.parametrize(("options", "error", "words"), NO_QUESTIONS)
-def test_a_question_that_makes_no_sense_is_refused_with_what_to_ask(played, engine_on, options, error, words):
-    async def story():
+def test_an_invalid_filter_is_refused_with_the_valid_ones(played, engine_on, options, error, words):
+    async def scenario():
         async with engine_on("memory://", []) as engine:
             with pytest.raises(error, match=words):
                 await engine.list(**options)
 
-    played(story)
+    played(scenario)
     with Client("memory://") as hf, pytest.raises(error, match=words):
         hf.runs.list(**options)
 
 
 @pytest.mark.parametrize("attributes", [[1], [], "ann", 5])
 def test_attributes_that_are_no_dict_are_refused(played, engine_on, attributes):
-    async def story():
+    async def scenario():
         async with engine_on("memory://", [chain]) as engine:
             with pytest.raises(InvalidOption, match="no dict of names and values"):
                 await engine.start(chain, 1, attributes=attributes)
 
-    played(story)
+    played(scenario)
 
 
 @pytest.mark.parametrize("workflows", [None, "chain", 5])
@@ -701,25 +701,25 @@ def test_an_engine_wants_a_list_of_workflows(workflows):
         Engine("memory://", workflows=chain)
 
 
-def test_a_result_that_takes_longer_than_one_wants_to_wait(url, played, engine_on):
+def test_waiting_for_a_result_may_have_a_timeout(url, played, engine_on):
     @workflow
     async def flow(ctx, _):
         await ctx.sleep(60)
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [flow]) as engine:
             handle = await engine.start(flow, None)
             with pytest.raises(RunResultTimeout, match="The run continues"):
                 await handle.result(0.05)
             assert await handle.status() == "running"
 
-    played(story)
+    played(scenario)
 
 
 # -- driving ------------------------------------------------------------------------------------------------
 
 
-def test_a_failed_run_goes_on_where_it_failed_and_a_restarted_one_from_the_beginning(url, played, engine_on):
+def test_a_retried_run_continues_where_it_failed_and_a_restarted_one_from_the_beginning(url, played, engine_on):
     bodies, broken = [], [True]
 
     def first():
@@ -736,7 +736,7 @@ def test_a_failed_run_goes_on_where_it_failed_and_a_restarted_one_from_the_begin
         await ctx.step("first", first)
         return await ctx.step("second", second)
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [flow]) as engine:
             handle = await engine.start(flow, None)
             with pytest.raises(WorkflowFailed):
@@ -749,11 +749,11 @@ def test_a_failed_run_goes_on_where_it_failed_and_a_restarted_one_from_the_begin
             assert await handle.result() == "mended"
             assert bodies[3:] == ["first", "second"]
 
-    played(story)
+    played(scenario)
 
 
 @pytest.mark.parametrize("how", ["retry", "restart", "child first"])
-def test_a_run_that_failed_through_its_child_goes_on_with_it(url, played, engine_on, how):
+def test_a_run_that_failed_because_of_its_child_is_retried_with_it(url, played, engine_on, how):
     bodies, broken = [], [True]
 
     def first():
@@ -774,7 +774,7 @@ def test_a_run_that_failed_through_its_child_goes_on_with_it(url, played, engine
         await ctx.step("first", first)
         return await ctx.child(below, None)
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [above, below]) as engine:
             handle = await engine.start(above, None, id="r")
             with pytest.raises(WorkflowFailed, match="broken"):
@@ -786,11 +786,11 @@ def test_a_run_that_failed_through_its_child_goes_on_with_it(url, played, engine
             await (engine.restart if how == "restart" else engine.retry)("r")
             assert await handle.result(10) == "mended"
 
-    played(story)
+    played(scenario)
     assert bodies == ["first", "second", *(["first"] if how == "restart" else []), "second"]
 
 
-def test_a_run_that_timed_out_has_all_its_time_when_it_is_retried(url, played, engine_on):
+def test_a_run_that_timed_out_has_its_full_timeout_when_it_is_retried(url, played, engine_on):
     slow = [True]
 
     async def wait():
@@ -802,7 +802,7 @@ def test_a_run_that_timed_out_has_all_its_time_when_it_is_retried(url, played, e
         await ctx.step("wait", wait)
         return "in time"
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [flow]) as engine:
             handle = await engine.start(flow, None)
             with pytest.raises(WorkflowFailed, match="timed_out"):
@@ -812,10 +812,10 @@ def test_a_run_that_timed_out_has_all_its_time_when_it_is_retried(url, played, e
             await engine.retry(handle.id)
             return await handle.result(10)
 
-    assert played(story) == "in time"
+    assert played(scenario) == "in time"
 
 
-def test_engines_leave_unknown_types_and_versions_alone_and_say_so(url, played, engine_on):
+def test_engines_skip_unknown_workflows_and_versions_and_emit_an_event(url, played, engine_on):
     @workflow(name="order", version="2")
     async def second(ctx, _):
         return 2
@@ -824,7 +824,7 @@ def test_engines_leave_unknown_types_and_versions_alone_and_say_so(url, played, 
     async def first(ctx, _):
         return 1
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [second], recover=False) as engine:
             old = await engine.start(first, None)
             strange = await engine.start("strange", {"x": 1})
@@ -839,10 +839,10 @@ def test_engines_leave_unknown_types_and_versions_alone_and_say_so(url, played, 
             async with engine_on(url, [first]):
                 assert await old.result() == 1
 
-    played(story)
+    played(scenario)
 
 
-def test_an_engine_without_room_parks_those_who_wait_for_what_is_due(url, played, engine_on):
+def test_a_full_engine_parks_waiting_runs_to_claim_due_ones(url, played, engine_on):
     @workflow
     async def child(ctx, _):
         return await ctx.step("one", add, 1, 1)
@@ -852,15 +852,15 @@ def test_an_engine_without_room_parks_those_who_wait_for_what_is_due(url, played
         async with ctx.mutex("m", scope="global"):
             return await ctx.child(child, None)
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [parent, child], max_active_runs=1, park_after=3_600) as engine:
             handles = [await engine.start(parent, None) for _ in range(3)]
             return [await handle.result(30) for handle in handles]
 
-    assert played(story) == [2, 2, 2]
+    assert played(scenario) == [2, 2, 2]
 
 
-def test_a_run_that_cannot_be_parked_does_not_keep_others_from_being_parked(url, played, engine_on):
+def test_a_run_that_cannot_be_parked_does_not_prevent_others_from_being_parked(url, played, engine_on):
     @workflow
     async def leased(ctx, _):
         async with ctx.mutex("m", lease=30):
@@ -875,7 +875,7 @@ def test_a_run_that_cannot_be_parked_does_not_keep_others_from_being_parked(url,
         await ctx.wait_for_signal("go")
         return await ctx.child(child, None)
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [leased, parent, child], max_active_runs=3, park_after=3_600) as engine:
             first = await engine.start(leased, None)
             handles = [await engine.start(parent, None) for _ in range(2)]
@@ -885,17 +885,17 @@ def test_a_run_that_cannot_be_parked_does_not_keep_others_from_being_parked(url,
             await first.signal("go", 3)
             return [*results, await first.result(30)]
 
-    assert played(story) == [2, 2, 3]
+    assert played(scenario) == [2, 2, 3]
 
 
-def test_a_sweep_drives_what_is_due_once(url, played, engine_on):
+def test_a_sweep_drives_due_runs_once(url, played, engine_on):
     @workflow
     async def flow(ctx, _):
         await ctx.step("one", add, 1, 1)
         await ctx.sleep(0.2)
         return "slept"
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [flow], recover=False, max_active_runs=1) as engine:
             await engine.start(flow, None, id="busy")
             handle = await engine.start(flow, None, id="other")
@@ -907,10 +907,10 @@ def test_a_sweep_drives_what_is_due_once(url, played, engine_on):
             assert await engine.sweep() == 1
             return await handle.result(1)
 
-    assert played(story) == "slept"
+    assert played(scenario) == "slept"
 
 
-def test_closing_gives_the_runs_back_and_another_engine_goes_on(tmp_path, played, engine_on):
+def test_closing_an_engine_releases_its_runs_and_another_engine_continues(tmp_path, played, engine_on):
     url = f"sqlite:///{tmp_path}/x.db"
 
     @workflow
@@ -918,7 +918,7 @@ def test_closing_gives_the_runs_back_and_another_engine_goes_on(tmp_path, played
         await ctx.step("one", add, 1, 1)
         return await ctx.wait_for_signal("go")
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [flow], worker_ttl=60) as engine:
             await engine.start(flow, None, id="r")
             await asyncio.sleep(0.05)
@@ -927,10 +927,10 @@ def test_closing_gives_the_runs_back_and_another_engine_goes_on(tmp_path, played
             await engine.signal("r", "go", "on")
             return await engine.handle("r", flow).result(5)
 
-    assert played(story) == "on"
+    assert played(scenario) == "on"
 
 
-def test_transactions_need_a_store_that_has_them(played, engine_on):
+def test_transactions_need_a_store_that_supports_them(played, engine_on):
     @workflow
     async def flow(ctx, _):
         await ctx.transaction("t", lambda connection: None)

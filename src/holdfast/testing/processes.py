@@ -12,7 +12,7 @@ import sys
 from holdfast import commands as c
 from holdfast.stores import open_store
 from holdfast.testing.builders import *
-def say(*words): print(*words, flush=True)
+def report(*words): print(*words, flush=True)
 """
 
 
@@ -32,12 +32,12 @@ class Process:
         """The process id."""
         return self.popen.pid
 
-    def hear(self) -> str:
+    def read_line(self) -> str:
         """The next line that the process prints; empty when it has ended."""
         assert self.popen.stdout is not None  # noqa: S101  (a pipe)
         return self.popen.stdout.readline().strip()
 
-    def tell(self, line: str = "") -> None:
+    def send_line(self, line: str = "") -> None:
         """Send a line to its standard input."""
         assert self.popen.stdin is not None  # noqa: S101  (a pipe)
         self.popen.stdin.write(line + "\n")

@@ -14,7 +14,7 @@ from typing import Any
 from holdfast import AsyncClient, Engine, WorkflowFailed
 from holdfast.errors import RunEnded
 from holdfast.runtime import failpoints
-from support.story import RESULT, WORKFLOWS, Log, fails_once, sleeper, story
+from support.full_workflow import RESULT, WORKFLOWS, Log, fails_once, full_workflow, sleeper
 
 TTL = 0.8
 
@@ -45,7 +45,7 @@ async def play(job: dict[str, Any]) -> None:
         park_after=0.05,
         grace=2,
     ) as engine:
-        handle = await engine.start(story, job, id="story", idempotency_key="story")
+        handle = await engine.start(full_workflow, job, id="full_workflow", idempotency_key="full_workflow")
         slept = await engine.start(sleeper, job["log"], id="sleeper", idempotency_key="sleeper")
         failed = await engine.start(fails_once, job["flag"], id="fails", idempotency_key="fails")
         await handle.signal("paid", {"sum": 5}, idempotency_key="paid")
@@ -67,7 +67,7 @@ async def play(job: dict[str, Any]) -> None:
         assert first == 3
         assert outcome == RESULT, outcome
     async with AsyncClient(job["url"], namespace=job["namespace"]) as hf:
-        counted = await hf.state.workflow("story", "stories").get()
+        counted = await hf.state.workflow("full_workflow", "completed").get()
         assert counted == 1, f"one workflow was counted {counted} times"
         held = (await hf.locks.inspect("till")).holders
         assert not held, f"locks are held at the end: {held}"

@@ -121,7 +121,7 @@ def renew_asked_for(stage: Stage) -> None:
         stage.sole(lease)
 
 
-def renew_by_the_keeper(stage: Stage) -> None:
+def renew_by_the_heartbeat(stage: Stage) -> None:
     with stage.lock(stage.hf, SHORT) as lease:
         stage.lose_reply_of("Renew")
         assert not lease.lost.wait(2 * SHORT), "one lost reply of a renewal cost the lease"
@@ -225,12 +225,12 @@ def start_of_a_connection(stage: Stage) -> None:
             stage.sole(lease)
 
 
-SCENES: tuple[Callable[[Stage], None], ...] = (
+CASES: tuple[Callable[[Stage], None], ...] = (
     acquire_granted,
     acquire_queued,
     acquire_confirming,
     renew_asked_for,
-    renew_by_the_keeper,
+    renew_by_the_heartbeat,
     release,
     abandon,
     transfer,
@@ -250,7 +250,7 @@ def lose_each_once(place: Place, report: Report, rounds: int) -> None:
     with Proxy(place.server.host, place.server.port) as proxy:
         with Client(place.url(proxy)) as hf, Client(place.url()) as other:
             for number in range(rounds):
-                for scene in SCENES:
+                for scene in CASES:
                     key = f"{scene.__name__}-{number}"
                     stage = Stage(place, proxy, hf, other, key)
                     try:
@@ -262,4 +262,4 @@ def lose_each_once(place: Place, report: Report, rounds: int) -> None:
                     left = [info for info in other.locks.list(key) if info.held or info.waiters]
                     report.demand(f"{place.kind}: {scene.__name__} left {left}", kept=not left)
                     played += stage.lost()
-    report.at_least(f"{place.kind}: replies lost, each kind of command", played, rounds * len(SCENES))
+    report.at_least(f"{place.kind}: replies lost, each kind of command", played, rounds * len(CASES))

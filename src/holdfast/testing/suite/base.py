@@ -31,7 +31,7 @@ T = TypeVar("T", bound=Outcome)
 
 LONGEST_REAL_WAIT = 3.0
 """The longest real wait, in seconds, on a store whose clock cannot be moved."""
-NOBODYS_KEY = "nobody-ever-uses-this-key"
+UNUSED_KEY = "nobody-ever-uses-this-key"
 
 ANY_NAMES = ["now", "(now", "snow", "knowledge"]
 """Ordinary names: a store must not confuse them with its own keywords."""
@@ -105,7 +105,7 @@ class SuiteBase:
             return connection.execute(commands), [self.clock.now] * len(commands)
         if hasattr(connection, "moments"):
             return connection.execute(commands), connection.moments
-        look = c.Inspect(key=NOBODYS_KEY)
+        look = c.Inspect(key=UNUSED_KEY)
         before, *outcomes, after = connection.execute([look, *commands, look])
         assert isinstance(before, out.LockSeen)
         assert isinstance(after, out.LockSeen)

@@ -24,7 +24,7 @@ HOLDER = """
 from holdfast import Client
 hf = Client(sys.argv[1], name="holder")
 lease = hf.lock("k", ttl=1).acquire()
-say(lease.token)
+report(lease.token)
 sys.stdin.readline()
 """
 
@@ -120,7 +120,7 @@ class ClientTests(SuiteBase):
             with Client(self.address) as hf:
                 self.nothing_is_left(hf, "k")
 
-    def test_a_client_that_is_closed_gives_back_what_it_holds(self) -> None:
+    def test_closing_a_client_releases_its_locks(self) -> None:
         with self.clients(), Client(self.address) as watcher:
             leaver = Client(self.address)
             lease = leaver.lock("k").acquire()
@@ -129,7 +129,7 @@ class ClientTests(SuiteBase):
             assert not lease.valid
             self.nothing_is_left(watcher, "k")
 
-    def test_waiting_callers_get_their_turns_in_the_order_of_arrival(self) -> None:
+    def test_waiting_callers_are_granted_in_order_of_arrival(self) -> None:
         order: list[int] = []
         with self.clients(), Client(self.address) as hf:
             lease = hf.semaphore("k", permits=1).acquire()
@@ -151,10 +151,10 @@ class ClientTests(SuiteBase):
                 other.close()
         assert order == [0, 1, 2, 3]
 
-    def test_a_killed_client_is_replaced_by_the_one_who_waits(self) -> None:
+    def test_the_lock_of_a_killed_client_goes_to_the_next_waiter(self) -> None:
         self.need_processes()
         with self.clients(), running(HOLDER, self.address) as holder, Client(self.address) as hf:
-            token = int(holder.hear())
+            token = int(holder.read_line())
             assert hf.lock("k").try_acquire() is None
             holder.kill()
             with hf.lock("k", wait=self.patience) as lease:

@@ -37,7 +37,7 @@ class CommandTests(SuiteBase):
         assert first.expires_at is not None
         assert again.expires_at >= first.expires_at + SECOND
 
-    def test_a_held_key_refuses_and_tells_who_holds_and_for_how_long(self) -> None:
+    def test_a_refused_acquire_returns_the_holder_and_its_remaining_time(self) -> None:
         self.ask(acquire(), out.Granted)
         self.advance(1)
         busy = self.ask(acquire(id="b.1"), out.Busy)
@@ -70,7 +70,7 @@ class CommandTests(SuiteBase):
         self.ask(release(token=first.token), out.Released)
         assert self.ask(acquire(id="b.1"), out.Granted).token > first.token
 
-    def test_a_clock_that_is_set_back_does_not_stretch_a_grant(self) -> None:
+    def test_setting_the_clock_back_does_not_prolong_a_grant(self) -> None:
         self.ask(acquire(ttl=5), out.Granted)
         self.ask(wait(waiter_ttl=60 * SECOND), out.Queued)
         self.advance(-3600)
@@ -78,7 +78,7 @@ class CommandTests(SuiteBase):
         self.advance(5)
         self.ask(wait(waiter_ttl=60 * SECOND), out.Granted)
 
-    def test_a_waiter_learns_its_place_and_keeps_it(self) -> None:
+    def test_a_waiter_gets_a_position_and_keeps_it(self) -> None:
         self.ask(acquire(), out.Granted)
         assert self.ask(wait(id="b.1"), out.Queued).position == 0
         assert self.ask(wait(id="b.2"), out.Queued).position == 1
@@ -87,7 +87,7 @@ class CommandTests(SuiteBase):
         assert [waiter.id for waiter in self.seen().waiters] == ["b.1", "b.2"]
         assert about(again.recheck_in, 10)
 
-    def test_a_waiter_that_shows_no_sign_of_life_loses_its_place(self) -> None:
+    def test_a_waiter_without_a_sign_of_life_loses_its_position(self) -> None:
         self.ask(acquire(), out.Granted)
         self.ask(wait(id="b.1", waiter_ttl=SECOND), out.Queued)
         self.advance(1)
@@ -114,14 +114,14 @@ class CommandTests(SuiteBase):
         self.advance(1)
         return offered
 
-    def test_an_offer_that_is_not_confirmed_in_time_goes_to_the_first_waiter_that_asks(self) -> None:
+    def test_an_unconfirmed_offer_goes_to_the_first_waiter_that_sends_a_command(self) -> None:
         missed = self.missed_offer()
         assert self.ask(c.Settle(key="k"), out.Settled).hinted == ("b.2",)
         assert [(waiter.id, waiter.passed) for waiter in self.seen().waiters] == [("b.1", True), ("b.2", True)]
         assert self.ask(wait(id="b.2", waiter_ttl=60 * SECOND), out.Granted).token > missed.token
         assert self.ask(wait(id="b.1", waiter_ttl=60 * SECOND), out.Queued).position == 0
 
-    def test_a_client_that_leaves_hints_those_who_wait_behind_its_offer(self) -> None:
+    def test_a_client_that_closes_hints_the_waiters_behind_its_offer(self) -> None:
         held = self.ask(acquire(), out.Granted)
         for number in (1, 2, 3):
             self.ask(wait(id=f"b.{number}"), out.Queued)
@@ -134,14 +134,14 @@ class CommandTests(SuiteBase):
         assert queued.recheck_in is not None
         assert queued.recheck_in <= OFFER_LIFE, "the waiter checks again when the offer has expired"
 
-    def test_an_offer_that_ran_out_is_never_revived(self) -> None:
+    def test_an_expired_offer_cannot_be_confirmed(self) -> None:
         missed = self.missed_offer()
         self.ask(renew(id="b.1", token=missed.token), out.NotHolder)
         self.ask(release(id="b.1", token=missed.token), out.NotHolder)
         self.ask(pass_over(id="b.1", token=missed.token), out.NotHolder)
         assert self.ask(wait(id="b.1", waiter_ttl=60 * SECOND), out.Granted).token > missed.token
 
-    def test_waiters_that_were_passed_over_block_nobody(self) -> None:
+    def test_passed_over_waiters_do_not_block_other_waiters(self) -> None:
         self.missed_offer()
         self.ask(acquire(id="c.1"), out.Granted)
 
@@ -159,7 +159,7 @@ class CommandTests(SuiteBase):
         assert self.ask(wait(id="b.2"), out.Granted).token > offered.token
         self.ask(pass_over(id="b.2", token=self.seen().holders[0].token), out.NotHolder)
 
-    def test_nobody_passes_the_queue_while_an_offer_stands(self) -> None:
+    def test_a_new_attempt_does_not_overtake_the_queue_while_an_offer_is_open(self) -> None:
         held = self.ask(acquire(), out.Granted)
         self.ask(wait(id="b.1"), out.Queued)
         self.ask(release(token=held.token), out.Released)
@@ -167,7 +167,7 @@ class CommandTests(SuiteBase):
         self.ask(wait(id="c.2"), out.Queued)
         self.ask(wait(id="b.1"), out.Granted)
 
-    def test_a_light_one_does_not_pass_a_heavy_head_of_the_queue(self) -> None:
+    def test_a_small_weight_does_not_overtake_a_large_one_at_the_head_of_the_queue(self) -> None:
         def semaphore(id: str, weight: int = 1) -> c.Acquire:
             return wait(id=id, kind="semaphore", permits=3, weight=weight)
 
@@ -178,7 +178,7 @@ class CommandTests(SuiteBase):
         assert self.ask(release(id="a.0", token=held[0].token), out.Released).woken == ("b.1",)
         self.ask(semaphore("c.2"), out.Queued)
 
-    def test_permits_are_shared_by_weight_and_the_floor_is_the_lowest_living_token(self) -> None:
+    def test_permits_are_counted_by_weight_and_the_floor_is_the_lowest_token_of_a_holder(self) -> None:
         def semaphore(id: str, weight: int = 1) -> c.Acquire:
             return acquire(id=id, kind="semaphore", permits=3, weight=weight)
 
@@ -190,14 +190,14 @@ class CommandTests(SuiteBase):
         third = self.ask(semaphore("a.3", 2), out.Granted)
         assert third.floor == second.token
 
-    def test_a_change_of_permits_is_taken_from_the_caller_and_told(self) -> None:
+    def test_the_callers_number_of_permits_is_stored_and_the_change_reported(self) -> None:
         self.ask(acquire(kind="semaphore", permits=1), out.Granted)
         more = self.ask(acquire(id="a.2", kind="semaphore", permits=2), out.Granted)
         assert more.permits_before == 1
         fewer = self.ask(acquire(id="a.3", kind="semaphore", permits=1), out.Busy)
         assert fewer.permits_before == 2
 
-    def test_a_waiter_that_can_no_longer_fit_is_told_so(self) -> None:
+    def test_a_waiter_whose_weight_no_longer_fits_gets_an_error(self) -> None:
         self.ask(acquire(kind="semaphore", permits=3), out.Granted)
         self.ask(wait(id="b.1", kind="semaphore", permits=3, weight=3), out.Queued)
         self.ask(acquire(id="c.1", kind="semaphore", permits=2), out.Granted)
@@ -209,7 +209,7 @@ class CommandTests(SuiteBase):
         self.ask(release(token=held.token), out.Released)
         self.ask(acquire(id="b.1", kind="semaphore", permits=3), out.Granted)
 
-    def test_a_waiter_that_asks_again_as_another_kind_is_refused_and_keeps_its_place(self) -> None:
+    def test_a_waiter_that_acquires_again_as_another_kind_is_refused_and_keeps_its_position(self) -> None:
         self.send(acquire(), wait())
         assert self.ask(wait(kind="lease"), out.Mismatch).found == "mutex"
         assert self.ask(wait(), out.Queued).position == 0
@@ -230,7 +230,7 @@ class CommandTests(SuiteBase):
         self.advance(2)
         self.ask(acquire(), out.Granted)
 
-    def test_abandoning_tells_what_it_was_and_hands_over_what_became_free(self) -> None:
+    def test_abandon_returns_whether_it_held_or_waited_and_hands_over_the_lock(self) -> None:
         self.ask(acquire(), out.Granted)
         self.ask(wait(id="b.1"), out.Queued)
         self.ask(wait(id="b.2"), out.Queued)
@@ -238,7 +238,7 @@ class CommandTests(SuiteBase):
         assert self.ask(abandon(id="a.1"), out.Abandoned) == out.Abandoned(was="holder", woken=("b.2",))
         assert self.ask(abandon(id="a.1"), out.Abandoned).was == "nothing"
 
-    def test_a_renewal_prolongs_a_living_grant(self) -> None:
+    def test_a_renewal_prolongs_a_grant_that_has_not_expired(self) -> None:
         held = self.ask(acquire(ttl=5), out.Granted)
         self.advance(2)
         renewed = self.ask(renew(token=held.token), out.Renewed)
@@ -247,13 +247,13 @@ class CommandTests(SuiteBase):
         assert renewed.expires_at >= held.since + 32 * SECOND
         assert self.ask(renew(token=held.token, ttl=None), out.Renewed).expires_at is None
 
-    def test_a_renewal_at_the_moment_of_expiry_is_too_late_also_where_nobody_else_has_come(self) -> None:
+    def test_a_renewal_at_the_moment_of_expiry_is_refused_even_without_a_waiter(self) -> None:
         held = self.ask(acquire(ttl=2), out.Granted)
         self.advance(2)
         assert self.ask(renew(token=held.token), out.NotHolder) == out.NotHolder()
         assert self.seen().holders == ()
 
-    def test_many_renewals_in_one_batch_are_each_decided_alone(self) -> None:
+    def test_each_renewal_of_a_batch_is_decided_independently(self) -> None:
         keys = [f"k{n}" for n in range(40)]
         grants = self.send(*(acquire(key, ttl=2 if n % 4 == 0 else 30) for n, key in enumerate(keys)))
         tokens = [grant.token for grant in grants if isinstance(grant, out.Granted)]
@@ -264,7 +264,7 @@ class CommandTests(SuiteBase):
         ]
         assert names(self.send(*renewals)) == ["NotHolder", "NotHolder", "Renewed", "Renewed"] * 10
 
-    def test_a_renewal_or_release_with_the_wrong_token_or_by_another_changes_nothing(self) -> None:
+    def test_a_renewal_or_release_with_a_wrong_token_or_id_changes_nothing(self) -> None:
         held = self.ask(acquire(), out.Granted)
         before = self.stored()
         for command in (
@@ -282,7 +282,7 @@ class CommandTests(SuiteBase):
         if not self.server_clock:
             assert self.stored() == before
 
-    def test_a_lease_may_be_renewed_and_released_by_its_owner_alone(self) -> None:
+    def test_a_lease_may_be_renewed_and_released_by_its_owners_name_without_a_token(self) -> None:
         self.ask(acquire(kind="lease"), out.Granted)
         self.ask(renew(id="b.1", token=None), out.NotHolder)
         self.ask(renew(token=None), out.Renewed)
@@ -293,7 +293,7 @@ class CommandTests(SuiteBase):
         assert self.ask(release(token=held.token), out.Released) == out.Released()
         assert self.ask(release(token=held.token), out.NotHolder) == out.NotHolder()
 
-    def test_a_transfer_gives_the_grant_on_under_a_higher_token(self) -> None:
+    def test_a_transfer_gives_the_grant_to_another_attempt_with_a_higher_token(self) -> None:
         held = self.ask(acquire(), out.Granted)
         self.ask(wait(id="b.1"), out.Queued)
         self.ask(wait(id="c.1"), out.Queued)
@@ -309,7 +309,7 @@ class CommandTests(SuiteBase):
         self.ask(acquire(id="c.1", kind="semaphore", permits=2), out.Granted)
         assert self.ask(transfer(token=first.token), out.TargetHolds) == out.TargetHolds()
 
-    def test_a_forced_release_puts_everyone_out_and_keeps_the_reason_and_the_fence(self) -> None:
+    def test_a_forced_release_removes_all_holders_and_keeps_the_reason_and_the_fence(self) -> None:
         held = self.ask(acquire(), out.Granted)
         forced = self.ask(c.ForceRelease(key="k", by="operator", reason="stuck"), out.ForceReleased)
         assert [holder.id for holder in forced.holders] == ["a.1"]
@@ -318,18 +318,18 @@ class CommandTests(SuiteBase):
         assert (record.forced.by, record.forced.reason, record.fence) == ("operator", "stuck", held.token)
         assert self.ask(c.ForceRelease(key="k", by="operator", reason="again"), out.ForceReleased).holders == ()
 
-    def test_after_an_abnormal_loss_a_key_stays_closed_where_that_was_asked_for(self) -> None:
+    def test_a_key_stays_closed_for_its_lock_delay_after_a_lease_has_expired(self) -> None:
         self.ask(acquire(ttl=1, delay=2 * SECOND), out.Granted)
         self.advance(1)
         self.ask(acquire(id="b.1"), out.Busy)
         self.advance(2)
         self.ask(acquire(id="b.1"), out.Granted)
 
-    def test_looking_at_a_key_that_was_never_used_sees_nothing_and_writes_nothing(self) -> None:
+    def test_inspecting_an_unused_key_returns_nothing_and_writes_nothing(self) -> None:
         assert self.ask(c.Inspect(key="k"), out.LockSeen).record is None
         assert self.stored() == {}
 
-    def test_looking_settles_for_the_eye_only(self) -> None:
+    def test_inspect_returns_a_settled_record_and_writes_nothing(self) -> None:
         held = self.ask(acquire(ttl=2), out.Granted)
         self.ask(wait(id="b.1"), out.Queued)
         stored = self.dump(self.address, "default")
@@ -343,17 +343,17 @@ class CommandTests(SuiteBase):
         outcomes = self.send(acquire(), acquire(id="b.1"), abandon(), acquire(id="b.1"))
         assert names(outcomes) == ["Granted", "Busy", "Abandoned", "Granted"]
 
-    def test_a_look_in_the_middle_of_a_batch_sees_what_came_before_it(self) -> None:
+    def test_an_inspect_within_a_batch_sees_the_commands_before_it(self) -> None:
         _, page, _, later = self.send(acquire("a"), c.ListLocks(), acquire("b"), c.ListLocks())
         assert isinstance(page, c.LockPage)
         assert isinstance(later, c.LockPage)
         assert [item.key for item in page.items] == ["a"]
         assert [item.key for item in later.items] == ["a", "b"]
 
-    def test_an_empty_batch_has_no_answers(self) -> None:
+    def test_an_empty_batch_has_no_outcomes(self) -> None:
         assert self.send() == []
 
-    def test_a_large_batch_is_answered_in_its_order(self) -> None:
+    def test_the_outcomes_of_a_large_batch_are_in_the_order_of_its_commands(self) -> None:
         outcomes = self.send(*(acquire(f"k{n % 300}", f"a.{n}") for n in range(600)))
         assert names(outcomes) == ["Granted"] * 300 + ["Busy"] * 300
 
@@ -368,11 +368,11 @@ class CommandTests(SuiteBase):
         self.ask(acquire(id="b.1"), out.Busy, self.connect("heartbeats"))
         assert self.seen(connection=self.connect("queries")).holders[0].id == "a.1"
 
-    def test_two_stores_of_one_address_are_the_same_records_and_say_so(self) -> None:
-        twin, stranger = self.opened(), self.opened("other")
-        assert twin.identity == self.store.identity != stranger.identity
+    def test_two_stores_with_one_address_share_records_and_have_equal_identities(self) -> None:
+        same, other = self.opened(), self.opened("other")
+        assert same.identity == self.store.identity != other.identity
         self.ask(acquire(), out.Granted)
-        self.ask(acquire(id="b.1"), out.Busy, self.connect(store=twin))
+        self.ask(acquire(id="b.1"), out.Busy, self.connect(store=same))
 
     def test_one_bad_command_fails_alone(self) -> None:
         bad = [
@@ -402,23 +402,23 @@ class CommandTests(SuiteBase):
         ],
         ids=["key", "id", "type", "number", "unknown"],
     )
-    def test_a_bad_command_that_is_alone_fails_as_well_or_does_no_harm(self, command: c.Command) -> None:
+    def test_a_single_bad_command_fails_or_has_no_effect(self, command: c.Command) -> None:
         (outcome,) = self.send(command)
         assert isinstance(outcome, c.Failed | out.Granted)
         self.ask(acquire("fine"), out.Granted)
 
-    def test_a_bad_command_spares_its_neighbours_on_the_same_key(self) -> None:
+    def test_a_bad_command_does_not_affect_other_commands_on_the_same_key(self) -> None:
         outcomes = self.send(acquire(), acquire(id="b.1", permits=unchecked("three")), acquire(id="c.1"))
         assert names(outcomes) == ["Granted", "Failed", "Busy"]
 
-    def test_a_closed_connection_says_so(self) -> None:
+    def test_a_closed_connection_raises_an_error_that_says_so(self) -> None:
         connection = self.store.connect("commands")
         connection.close()
         connection.close()
         with pytest.raises(Exception, match="closed"):
             connection.execute([acquire()])
 
-    def test_a_diagnosis_is_made_of_findings_and_changes_nothing(self) -> None:
+    def test_a_diagnosis_returns_findings_and_changes_nothing(self) -> None:
         self.ask(acquire(), out.Granted)
         before = self.dump(self.address, "default")
         for finding in self.store.diagnose():

@@ -16,10 +16,10 @@ RELEASER = """
 store = open_store(sys.argv[1], namespace="default")
 connection = store.connect("commands")
 granted, = connection.execute([acquire()])
-say(granted.token)
+report(granted.token)
 sys.stdin.readline()
 connection.execute([release(token=granted.token)])
-say("released")
+report("released")
 sys.stdin.readline()
 """
 
@@ -44,13 +44,13 @@ class HintTests(SuiteBase):
         granted = self.ask(wait(id=id), out.Granted)
         self.ask(release(id=id, token=granted.token), out.Released)
 
-    def test_a_release_is_heard_by_the_one_who_is_next(self) -> None:
+    def test_a_release_hints_the_next_waiter(self) -> None:
         watch, received = self.watching()
         watch.expect("b.1", eager=True)
         self.hand_over("b.1")
         self.eventually(_was_hinted(received, "b.1"))
 
-    def test_whatever_makes_a_grant_is_heard(self) -> None:
+    def test_every_command_that_grants_a_lock_sends_a_hint(self) -> None:
         watch, received = self.watching()
         watch.expect("b.1", eager=True)
         self.send(acquire(ttl=1), wait(id="b.1"))
@@ -58,7 +58,7 @@ class HintTests(SuiteBase):
         self.send(acquire(id="c.1"))  # the command of another client finds that the lease has expired
         self.eventually(_was_hinted(received, "b.1"))
 
-    def test_each_channel_hears_of_its_own_attempts_only(self) -> None:
+    def test_each_channel_receives_hints_for_its_own_attempts_only(self) -> None:
         _, near = self.watching("b")
         _, far = self.watching("bb")
         self.hand_over("b.1")
@@ -69,14 +69,14 @@ class HintTests(SuiteBase):
         assert {attempt for ids in near for attempt in ids or ()} <= {"b.1"}
         assert {attempt for ids in far for attempt in ids or ()} <= {"bb.1"}
 
-    def test_the_watches_of_one_channel_all_hear(self) -> None:
+    def test_all_watches_of_one_channel_receive_a_hint(self) -> None:
         _, first = self.watching()
         _, second = self.watching()
         self.hand_over()
         self.eventually(_was_hinted(first, "b.1"))
         self.eventually(_was_hinted(second, "b.1"))
 
-    def test_a_closed_watch_hears_nothing(self) -> None:
+    def test_a_closed_watch_receives_nothing(self) -> None:
         watch, received = self.watching()
         watch.close()
         watch.close()
@@ -86,23 +86,23 @@ class HintTests(SuiteBase):
         self.eventually(_was_hinted(other, "b.1"))
         assert len(received) == before
 
-    def test_expecting_and_forgetting_is_always_allowed(self) -> None:
+    def test_expect_and_forget_may_be_called_at_any_time(self) -> None:
         watch, _ = self.watching()
         watch.expect("b.1", eager=True)
         watch.expect("b.1", eager=False)
         watch.forget("b.1")
         watch.forget("never expected")
 
-    def test_another_process_is_heard(self) -> None:
+    def test_a_hint_from_another_process_is_received(self) -> None:
         self.need_processes()
         watch, received = self.watching()
         with running(RELEASER, self.address) as other:
-            assert other.hear()
+            assert other.read_line()
             self.ask(wait(waiter_ttl=None), out.Queued)
             watch.expect("b.1", eager=True)
-            other.tell()
+            other.send_line()
             self.eventually(_was_hinted(received, "b.1"))
-            assert other.hear() == "released"
+            assert other.read_line() == "released"
 
 
 def _was_hinted(received: list[list[str] | None], id: str) -> Callable[[], bool]:

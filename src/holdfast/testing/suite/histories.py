@@ -24,7 +24,7 @@ class HistoryTests(HistoryComparison):
     """Comparison with the rules: commands, re-sent commands, slots, and steps of the clock."""
 
     @pytest.mark.parametrize("chunk", range(CHUNKS))
-    def test_a_random_history_has_the_answers_and_the_records_that_the_rules_say(self, chunk: int) -> None:
+    def test_a_random_history_has_the_outcomes_and_records_of_the_rules(self, chunk: int) -> None:
         kinds: set[str] = set()
         for seed in self.chunk_of_seeds(chunk):
             name, model = f"history-{seed}", LockModel()

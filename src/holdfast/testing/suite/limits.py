@@ -65,8 +65,8 @@ class LimitTests(RunTests):
 
     # -- more runs than the limit -----------------------------------------------------------------------------
 
-    def test_over_the_limit_a_start_is_rejected_and_leaves_nothing(self) -> None:
-        self.hire()
+    def test_a_start_beyond_the_limit_is_rejected_and_leaves_nothing(self) -> None:
+        self.add_worker()
         terms = self.limited(2, "reject")
         first = self.begin("a", terms).run
         self.begin("b", terms)
@@ -82,8 +82,8 @@ class LimitTests(RunTests):
         self.end(first)
         assert self.begin("c", terms).run.status == "running"
 
-    def test_who_waits_is_let_in_in_order_in_the_step_in_which_a_place_becomes_free(self) -> None:
-        self.hire()
+    def test_the_end_of_a_run_admits_the_next_queued_run_in_the_same_step(self) -> None:
+        self.add_worker()
         terms = self.limited()
         first = self.begin("m", terms).run
         waiting = [self.begin(run, terms) for run in ("z", "b", "a")]
@@ -96,8 +96,8 @@ class LimitTests(RunTests):
             assert claimed.id == run
             self.end(claimed)
 
-    def test_those_who_come_in_one_batch_wait_in_the_order_of_the_batch(self) -> None:
-        self.hire()
+    def test_runs_started_in_one_batch_queue_in_the_order_of_the_batch(self) -> None:
+        self.add_worker()
         terms = self.limited()
         names = [f"run {n}" for n in (5, 3, 9, 1)]
         outcomes = self.send(*(self.asked(run, terms) for run in names))
@@ -109,8 +109,8 @@ class LimitTests(RunTests):
             (driven,) = self.claim()
             assert driven.id == run
 
-    def test_a_higher_priority_is_let_in_before_those_who_came_earlier(self) -> None:
-        self.hire()
+    def test_a_run_with_a_higher_priority_is_admitted_before_earlier_runs(self) -> None:
+        self.add_worker()
         terms = self.limited()
         driven = self.begin("a", terms).run
         for run, priority in (("low", -1), ("b", 0), ("high", 5), ("c", 0), ("higher", 7)):
@@ -122,16 +122,16 @@ class LimitTests(RunTests):
             order.append(driven.id)
         assert order == ["higher", "high", "b", "c", "low"]
 
-    def test_no_more_wait_than_may_wait(self) -> None:
-        self.hire()
+    def test_the_queue_of_a_limit_is_never_longer_than_its_maximum(self) -> None:
+        self.add_worker()
         terms = self.limited(max_queue=1)
         self.begin("a", terms)
         self.begin("b", terms)
         verdict = self.ask(self.asked("c", terms), Limited).verdict
         assert (verdict.what, verdict.limit) == ("queue_full", "all")
 
-    def test_a_start_that_is_skipped_is_answered_with_the_run_that_is_there(self) -> None:
-        self.hire()
+    def test_a_skipped_start_returns_the_existing_run(self) -> None:
+        self.add_worker()
         terms = self.limited(2, "skip")
         self.begin("b", terms)
         self.begin("a", terms)
@@ -139,8 +139,8 @@ class LimitTests(RunTests):
         assert (skipped.run.id, skipped.fresh, skipped.verdict.what) == ("b", False, "skip")
         assert self.ask(r.ReadRun(run="c"), RunSeen).claim is None
 
-    def test_the_oldest_is_cancelled_and_the_newest_waits_for_its_end(self) -> None:
-        self.hire()
+    def test_the_oldest_run_is_cancelled_and_the_newest_waits_for_its_end(self) -> None:
+        self.add_worker()
         terms = self.limited(2, "cancel_oldest")
         oldest = self.begin("b", terms).run
         self.begin("a", terms)
@@ -156,23 +156,23 @@ class LimitTests(RunTests):
         self.ask(record(oldest, then=Finish("cancelled", "1"), seen=1), Recorded)
         assert self.status("a", "b", "c") == ["running", "cancelled", "pending"]
 
-    def test_when_all_are_stopping_already_who_waited_makes_room(self) -> None:
-        self.hire()
+    def test_a_queued_run_is_cancelled_when_all_admitted_runs_are_stopping_already(self) -> None:
+        self.add_worker()
         terms = self.limited(1, "cancel_oldest")
         self.begin("a", terms)
         self.begin("b", terms)
         self.begin("c", terms)
         assert self.status("a", "b", "c") == ["running", "cancelled", "queued"]
 
-    def test_a_run_that_never_began_makes_room_at_once(self) -> None:
-        self.hire()
+    def test_a_cancelled_run_that_never_began_frees_the_limit_at_once(self) -> None:
+        self.add_worker()
         terms = self.limited(1, "cancel_oldest")
         self.begin("a", terms, worker="")
         assert self.begin("b", terms).run.status == "pending"
         assert self.status("a") == ["cancelled"]
 
-    def test_the_newest_is_recorded_as_cancelled(self) -> None:
-        self.hire()
+    def test_the_newest_run_is_recorded_as_cancelled(self) -> None:
+        self.add_worker()
         terms = self.limited(1, "cancel_newest")
         self.begin("a", terms)
         new = self.begin("b", terms)
@@ -180,8 +180,8 @@ class LimitTests(RunTests):
         assert "WorkflowConcurrencyLimitExceededError" in str(new.run.result)
         assert self.status("a", "b") == ["running", "cancelled"]
 
-    def test_of_several_limits_the_strictest_that_is_full_decides(self) -> None:
-        self.hire()
+    def test_of_several_full_limits_the_strictest_decides(self) -> None:
+        self.add_worker()
         terms = self.publish(
             Limit(name="all", max=2, on_excess="queue"), Limit(name="each", max=1, path="customer", on_excess="reject")
         )
@@ -191,8 +191,8 @@ class LimitTests(RunTests):
         assert self.ask(self.asked("d", terms, key='"bob"'), Limited).verdict.limit == "each"
         assert self.begin("e", terms, key='"eve"').verdict.limit == "all"
 
-    def test_one_that_another_limit_keeps_out_holds_nobody_up(self) -> None:
-        self.hire()
+    def test_a_run_that_waits_for_another_limit_does_not_delay_other_runs(self) -> None:
+        self.add_worker()
         terms = self.publish(
             Limit(name="all", max=2, on_excess="queue"), Limit(name="each", max=1, path="customer", on_excess="queue")
         )
@@ -205,7 +205,7 @@ class LimitTests(RunTests):
 
     # -- rate limits ------------------------------------------------------------------------------------------
 
-    def test_more_starts_than_a_span_allows_are_rejected_with_the_time_to_wait(self) -> None:
+    def test_starts_beyond_the_rate_are_rejected_with_the_time_to_wait(self) -> None:
         terms = self.publish(Limit(name="pace", max=2, per=2 * SECOND))
         first, second, third = self.send(*(self.asked(run, terms, worker="") for run in "abc"))
         assert isinstance(first, Started)
@@ -226,8 +226,8 @@ class LimitTests(RunTests):
             begun = self.ask(asked, Started, connection)
             assert (begun.run.due_at or 0) > begun.now or number == 0
 
-    def test_starts_that_are_too_many_begin_when_the_span_allows(self) -> None:
-        self.hire()
+    def test_starts_beyond_the_rate_begin_when_the_rate_permits(self) -> None:
+        self.add_worker()
         terms = self.publish(Limit(name="pace", max=2, per=SECOND, on_excess="queue", max_queue=3))
         outcomes = self.send(*(self.asked(f"run {n}", terms) for n in range(6)))
         runs = [one.run for one in outcomes if isinstance(one, Started)]
@@ -246,7 +246,7 @@ class LimitTests(RunTests):
 
     # -- published limits -------------------------------------------------------------------------------------
 
-    def test_a_start_by_other_terms_than_the_latest_is_told_them(self) -> None:
+    def test_a_start_with_outdated_limits_gets_the_latest_ones(self) -> None:
         assert self.ask(r.ReadLimits(workflow="order"), LimitsDiffer).terms is None
         self.ask(start(), Started)
         unknown = WorkflowLimits(limits=(Limit(name="all", max=1),))
@@ -256,13 +256,13 @@ class LimitTests(RunTests):
         assert self.ask(start("c", type="order@2"), LimitsDiffer).terms == terms
         self.ask(start("d", type="mail"), Started)
 
-    def test_terms_of_a_lower_version_change_nothing(self) -> None:
+    def test_published_limits_of_a_lower_version_change_nothing(self) -> None:
         newest = self.publish(Limit(name="all", max=1), version=2)
         assert self.publish(Limit(name="all", max=9), version=1) == newest
         assert self.publish(Limit(name="all", max=9), version=2).limits[0].max == 9
 
-    def test_when_the_limit_is_raised_who_waits_is_let_in_at_once_and_when_it_is_lowered_nobody_goes(self) -> None:
-        self.hire()
+    def test_raising_a_limit_admits_queued_runs_at_once_and_lowering_it_ends_no_run(self) -> None:
+        self.add_worker()
         terms = self.limited(1)
         for run in "abcd":
             self.begin(run, terms)
@@ -272,8 +272,8 @@ class LimitTests(RunTests):
         assert self.status(*"abcd") == ["running", "pending", "pending", "queued"]
         assert {run.id for run in self.claim()} == {"b", "c"}
 
-    def test_without_the_limit_all_are_let_in(self) -> None:
-        self.hire()
+    def test_removing_a_limit_admits_all_queued_runs(self) -> None:
+        self.add_worker()
         terms = self.limited(1)
         for run in "abc":
             self.begin(run, terms)
@@ -282,18 +282,18 @@ class LimitTests(RunTests):
 
     # -- limit keys -------------------------------------------------------------------------------------------
 
-    def test_a_place_is_kept_through_a_death_and_free_after_poison(self) -> None:
+    def test_a_run_is_counted_while_its_worker_is_gone_and_no_longer_after_too_many_crashes(self) -> None:
         terms = self.limited(1, "reject")
         self.begin("a", terms, worker="")
         for life in range(rule.POISONED):
-            assert [run.crashes for run in self.claim_and_die(f"w.{life}")] == [life]
+            assert [run.crashes for run in self.claim_and_expire(f"w.{life}")] == [life]
             self.ask(self.asked("b", terms, worker=""), Limited)
-        self.hire("v.1")
+        self.add_worker("v.1")
         assert self.claim("v.1") == []
         assert self.begin("b", terms, worker="v.1").run.status == "running"
 
-    def test_one_who_waits_and_is_cancelled_leaves_at_once_and_a_signal_does_not_let_it_in(self) -> None:
-        self.hire()
+    def test_a_queued_run_ends_at_once_when_cancelled_and_a_signal_does_not_admit_it(self) -> None:
+        self.add_worker()
         terms = self.limited()
         driven = self.begin("a", terms).run
         self.begin("b", terms)
@@ -306,8 +306,8 @@ class LimitTests(RunTests):
         (claimed,) = self.claim()
         assert (claimed.id, claimed.posted) == ("c", 1)
 
-    def test_one_that_begins_again_is_let_in_like_any_other(self) -> None:
-        self.hire()
+    def test_a_retried_run_is_admitted_like_any_other_run(self) -> None:
+        self.add_worker()
         terms = self.limited()
         a = self.begin("a", terms).run
         self.ask(record(a, then=Finish("failed", "1")), Recorded)
@@ -319,8 +319,8 @@ class LimitTests(RunTests):
         self.end(self.run_seen("b"))
         assert self.status("a") == ["pending"]
 
-    def test_one_that_ended_and_may_not_begin_again_stays_as_it_is(self) -> None:
-        self.hire()
+    def test_an_ended_run_whose_retry_is_rejected_is_unchanged(self) -> None:
+        self.add_worker()
         terms = self.limited(1, "cancel_newest")
         a = self.begin("a", terms).run
         self.ask(record(a, then=Finish("failed", "1")), Recorded)
@@ -329,8 +329,8 @@ class LimitTests(RunTests):
         self.ask(r.ReviveRun(run="a", fence=before.fence, keep=1, request="again"), Limited)
         assert self.run_seen("a") == before
 
-    def test_a_child_that_is_too_many_is_told_to_its_parent(self) -> None:
-        self.hire()
+    def test_a_rejected_child_is_reported_to_its_parent(self) -> None:
+        self.add_worker()
         terms = self.limited(1, "reject")
         parent = self.ask(start("parent", type="mail", worker="w.1"), Started).run
         children = tuple(
@@ -342,7 +342,7 @@ class LimitTests(RunTests):
         assert list(self.ask(command, Recorded).limited) == ["two"]
 
     @pytest.mark.parametrize("chunk", range(CHUNKS))
-    def test_a_random_history_of_limits_has_the_answers_that_the_rules_say(self, chunk: int) -> None:
+    def test_a_random_history_of_limits_has_the_outcomes_of_the_rules(self, chunk: int) -> None:
         kinds: set[str] = set()
         for seed in self.chunk_of_seeds(chunk)[::FEWER]:
             generator = LimitHistoryGenerator(seed, second=self.second)

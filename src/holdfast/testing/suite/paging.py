@@ -46,7 +46,7 @@ class PagingTests(SuiteBase):
             assert (len(page.items), page.next) == (1, following)
             assert self.ask(c.Cleanup(after=after, limit=1), c.Swept).next == following
 
-    def test_no_key_is_left_out_where_there_are_many(self) -> None:
+    def test_a_list_of_many_keys_is_complete(self) -> None:
         keys = [f"key:{n:04}" for n in range(2 * c.PAGE + 1)]
         self.send(*(acquire(key) for key in keys))
         assert [key for page in self.pages() for key in page] == keys
@@ -55,18 +55,18 @@ class PagingTests(SuiteBase):
         assert self.pages() == [[]]
 
     @pytest.mark.parametrize("prefix", ["", "a", "a%", "a_", "_", "%", "A", "é", "\ud7ff", "😀", "\U0010ffff", "zz"])
-    def test_a_prefix_finds_just_the_keys_that_begin_with_it(self, prefix: str) -> None:
+    def test_a_prefix_lists_exactly_the_keys_that_begin_with_it(self, prefix: str) -> None:
         self.send(*(acquire(key) for key in reversed(IN_ORDER)))
         found = [key for page in self.pages(prefix=prefix, limit=3) for key in page]
         assert found == [key for key in IN_ORDER if key.startswith(prefix)]
 
-    def test_after_may_lie_before_or_beyond_the_prefix(self) -> None:
+    def test_the_cursor_may_be_before_or_beyond_the_prefix(self) -> None:
         self.send(*(acquire(key) for key in ("a", "b1", "b2", "c")))
         for after, found in (("a", ["b1", "b2"]), ("b1", ["b2"]), ("c", [])):
             page = self.ask(c.ListLocks(prefix="b", after=after), c.LockPage)
             assert [item.key for item in page.items] == found
 
-    def test_a_listing_settles_for_the_eye_only(self) -> None:
+    def test_a_listing_returns_settled_records_and_writes_nothing(self) -> None:
         self.send(acquire(), wait(waiter_ttl=2 * SECOND))
         stored = self.dump(self.address, "default")
         assert len(self.listed()["k"].waiters) == 1
@@ -86,7 +86,7 @@ class PagingTests(SuiteBase):
         assert self.ask(c.SettleDue(), c.Swept) == c.Swept(seen=1, changed=1, woken=("w.3",))
         assert self.ask(c.SettleDue(), c.Swept) == c.Swept(seen=0, changed=0)
 
-    def test_cleanup_removes_what_is_empty_and_long_behind_the_clock(self) -> None:
+    def test_cleanup_removes_empty_records_whose_fence_is_old(self) -> None:
         for n in range(5):
             held = self.ask(acquire(f"k{n}", ttl=None), out.Granted)
             if n != 2:
@@ -97,7 +97,7 @@ class PagingTests(SuiteBase):
         assert self.ask(c.Cleanup(after="k1", limit=3, retention=SECOND), c.Swept) == c.Swept(seen=3, changed=2)
         assert set(self.stored()) == {"k2"}
 
-    def test_cleanup_keeps_what_still_matters(self) -> None:
+    def test_cleanup_keeps_records_that_are_in_use(self) -> None:
         held = self.ask(acquire("forced"), out.Granted)
         self.ask(abandon("abandoned", ttl=60), out.Abandoned)
         self.ask(acquire("held"), out.Granted)
@@ -125,7 +125,7 @@ class PagingTests(SuiteBase):
             assert self.ask(c.Inspect(key="k"), out.LockSeen).record is None
         assert tokens == sorted(set(tokens))
 
-    def test_a_fence_ahead_of_the_clock_is_not_forgotten(self) -> None:
+    def test_cleanup_keeps_a_record_whose_fence_is_ahead_of_the_clock(self) -> None:
         self.advance(30 * DAY)
         held = self.ask(acquire(), out.Granted)
         self.ask(release(token=held.token), out.Released)
@@ -133,13 +133,13 @@ class PagingTests(SuiteBase):
         assert self.ask(c.Cleanup(), c.Swept).changed == 0
         assert self.ask(acquire(id="b.1"), out.Granted).token > held.token
 
-    def test_cleanup_spares_a_key_that_was_just_used(self) -> None:
+    def test_cleanup_keeps_a_key_that_was_used_recently(self) -> None:
         held = self.ask(acquire(), out.Granted)
         self.ask(release(token=held.token), out.Released)
         assert self.ask(c.Cleanup(), c.Swept) == c.Swept(seen=1, changed=0)
 
     @pytest.mark.parametrize("text", UNREADABLE)
-    def test_a_record_that_cannot_be_read_is_refused_by_name_and_kept(self, text: str) -> None:
+    def test_an_unreadable_record_is_refused_by_name_and_kept(self, text: str) -> None:
         self.send(acquire("good"), acquire("held", ttl=1), wait("held", "w.1", waiter_ttl=60 * SECOND))
         if not self.plant(self.address, "default", "bad", text):
             pytest.skip(CANNOT_PLANT)
@@ -158,7 +158,7 @@ class PagingTests(SuiteBase):
         assert self.ask(c.Cleanup(retention=-(10**9) * SECOND), c.Swept).seen == 4
         assert self.ask(c.ListLocks(prefix="bad"), c.LockPage).items[0].error
 
-    def test_a_record_that_cannot_be_read_spares_the_renewals_beside_it(self) -> None:
+    def test_an_unreadable_record_does_not_affect_other_renewals_of_its_batch(self) -> None:
         keys = [f"k{n}" for n in range(20)]
         grants = self.send(*(acquire(key) for key in keys))
         for place, text in enumerate(["{", '{"kind":"thing"}', '{"holders":7}']):

@@ -69,7 +69,7 @@ class RecordTests(HistoryComparison, HintTests, ConcurrencyTests):
 
     # -- one record -------------------------------------------------------------------------------------------
 
-    def test_a_record_is_made_changed_seen_by_others_and_removed(self) -> None:
+    def test_a_record_is_created_changed_read_by_other_clients_and_removed(self) -> None:
         other = self.connect(store=self.opened())
         assert self.ask(SeeTally(key="k"), TallySeen, other).tally is None
         assert self.ask(add(), Counted).total == 1
@@ -100,7 +100,7 @@ class RecordTests(HistoryComparison, HintTests, ConcurrencyTests):
         assert after is not None
         assert after.total == 8
 
-    def test_a_record_stands_among_other_commands_in_their_order(self) -> None:
+    def test_commands_about_records_keep_their_order_among_other_commands(self) -> None:
         outcomes = self.send(
             acquire(), add(), c.ListRecords(kind=TALLY.name), swap("a.1"), LeaveTally(key="k", id="a.1"), c.ListLocks(),
             c.ListRecords(kind=TALLY.name), read(), add("b.1"),
@@ -133,7 +133,7 @@ class RecordTests(HistoryComparison, HintTests, ConcurrencyTests):
         assert after is not None
         assert after.note == note
 
-    def test_what_cannot_be_stored_fails_alone(self) -> None:
+    def test_a_value_that_cannot_be_stored_fails_alone(self) -> None:
         outcomes = self.send(
             add(), add(request="r", by=unchecked("much")), add(request="s", ttl=2 * MAX_MOMENT), add(request="t"),
             add(request="u", note="\ud800"), add(key=unchecked(7)), add(key=unchecked([])), add(key="\ud800"),
@@ -146,7 +146,7 @@ class RecordTests(HistoryComparison, HintTests, ConcurrencyTests):
         assert after is not None
         assert after.total == 2
 
-    def test_a_look_at_a_record_changes_nothing_and_makes_none(self) -> None:
+    def test_reading_a_record_changes_nothing_and_creates_none(self) -> None:
         self.ask(SeeTally(key="k"), TallySeen)
         self.ask(EndTally(key="k"), TallyEnded)
         self.ask(LeaveTally(key="k", id="a.1"), Counted)
@@ -155,7 +155,7 @@ class RecordTests(HistoryComparison, HintTests, ConcurrencyTests):
     # -- lists ------------------------------------------------------------------------------------------------
 
     @pytest.mark.parametrize("prefix", ["", "a", "a%", "a_", "_", "%", "A", "é", "\ud7ff", "😀", "\U0010ffff", "zz"])
-    def test_a_prefix_finds_just_the_records_whose_keys_begin_with_it(self, prefix: str) -> None:
+    def test_a_prefix_lists_exactly_the_records_whose_keys_begin_with_it(self, prefix: str) -> None:
         self.send(*(add(key=key) for key in reversed(IN_ORDER)))
         found = [key for page in self.record_keys(prefix, limit=3) for key in page]
         assert found == [key for key in IN_ORDER if key.startswith(prefix)]
@@ -168,7 +168,7 @@ class RecordTests(HistoryComparison, HintTests, ConcurrencyTests):
             page = self.ask(c.ListRecords(kind=TALLY.name, prefix="key", after=after, limit=2), c.RecordPage)
             assert [item.key for item in page.items] == found
 
-    def test_a_page_may_be_asked_to_be_of_any_size(self) -> None:
+    def test_a_page_may_have_any_size(self) -> None:
         self.send(*(add(key=f"k{n}", ttl=0) for n in range(3)))
         self.advance(0.001)
         for limit in (2**31, 2**53, 2**62):
@@ -176,7 +176,7 @@ class RecordTests(HistoryComparison, HintTests, ConcurrencyTests):
             due = self.ask(c.ListDueRecords(kind=TALLY.name, limit=limit), c.RecordsDue)
             assert (len(page.items), page.next, len(due.items), due.more) == (3, None, 3, False)
 
-    def test_no_record_is_left_out_where_there_are_many(self) -> None:
+    def test_a_list_of_many_records_is_complete(self) -> None:
         keys = [f"key:{n:04}" for n in range(2 * c.PAGE + 1)]
         self.send(*(add(key=key) for key in keys))
         assert [key for page in self.record_keys() for key in page] == keys
@@ -194,12 +194,12 @@ class RecordTests(HistoryComparison, HintTests, ConcurrencyTests):
         assert self.due() == ["k4"]
         assert self.ask(c.ListDueRecords(kind=STICKER.name), c.RecordsDue).items == ()
 
-    def test_a_type_that_this_process_does_not_know_has_an_empty_list(self) -> None:
+    def test_the_list_of_an_unknown_record_type_is_empty(self) -> None:
         assert self.record_keys(kind="nobody-defined-this") == [[]]
 
     # -- waking -----------------------------------------------------------------------------------------------
 
-    def test_those_that_a_record_wakes_are_told_by_their_channel(self) -> None:
+    def test_attempts_that_a_command_wakes_are_hinted_on_their_channel(self) -> None:
         watch, received = self.watching()
         watch.expect("b.1", eager=True)
         self.ask(add("b.1"), Counted)
@@ -207,7 +207,7 @@ class RecordTests(HistoryComparison, HintTests, ConcurrencyTests):
         self.eventually(_was_hinted(received, "b.1"))
         assert {attempt for ids in received for attempt in ids or ()} <= {"b.1"}
 
-    def test_those_that_a_command_hints_at_are_told_also_where_nothing_changes(self) -> None:
+    def test_hints_of_a_command_are_sent_even_if_no_record_changes(self) -> None:
         watch, received = self.watching()
         watch.expect("b.1", eager=True)
         self.send(add("b.1"))
@@ -221,7 +221,7 @@ class RecordTests(HistoryComparison, HintTests, ConcurrencyTests):
     # -- what cannot be read ----------------------------------------------------------------------------------
 
     @pytest.mark.parametrize("text", UNREADABLE)
-    def test_a_record_that_cannot_be_read_is_refused_by_name_and_left_as_it_is(self, text: str) -> None:
+    def test_an_unreadable_record_is_refused_by_name_and_left_unchanged(self, text: str) -> None:
         self.send(add(key="good", ttl=0))
         if not self.plant_record(self.address, "default", TALLY.name, "bad", text):
             pytest.skip(CANNOT_PLANT)
@@ -241,7 +241,7 @@ class RecordTests(HistoryComparison, HintTests, ConcurrencyTests):
         assert (bad.key, bad.record, "'bad'" in bad.error) == ("bad", None, True)
         assert [(item.key, item.error) for item in others] == [("fine", ""), ("good", "")]
 
-    def test_records_that_cannot_be_read_do_not_hide_those_that_are_due_after_them(self) -> None:
+    def test_unreadable_records_do_not_hide_due_records_after_them(self) -> None:
         self.send(add(key="good", ttl=0))
         for n in range(30):
             if not self.plant_record(self.address, "default", TALLY.name, f"bad{n}", "{"):
@@ -279,7 +279,7 @@ class RecordTests(HistoryComparison, HintTests, ConcurrencyTests):
         self.send(ReplaceTally(key="k", note="new"), ReplaceTally(key="l", note="new"))
         assert (self.tally("k"), self.tally("l")) == (Tally(note="new"), Tally(note="new"))
 
-    def test_a_run_that_a_record_wakes_hears_of_it_by_an_event(self) -> None:
+    def test_a_run_that_a_record_wakes_gets_an_event(self) -> None:
         if not self.store.capabilities.workflows:
             pytest.skip("this store has no workflows")
         self.send(start("r"), start("s"), add(attempt_of("r", 3)), add(attempt_of("s", 4), key="l"))
@@ -308,7 +308,7 @@ class RecordTests(HistoryComparison, HintTests, ConcurrencyTests):
         assert after.total == self.workers * self.rounds
 
     @pytest.mark.parametrize("chunk", range(CHUNKS))
-    def test_a_random_history_of_records_has_the_answers_that_the_rules_say(self, chunk: int) -> None:
+    def test_a_random_history_of_records_has_the_outcomes_of_the_rules(self, chunk: int) -> None:
         kinds: set[str] = set()
         for seed in self.chunk_of_seeds(chunk):
             reads: list[c.Command] = [c.ListRecords(kind=kind, limit=1000) for kind in (TALLY.name, STICKER.name)]

@@ -68,8 +68,8 @@ class RunLockTests(LimitTests):
 
     # -- acquiring --------------------------------------------------------------------------------------------
 
-    def test_a_run_takes_a_free_lock_in_the_step_of_its_record(self) -> None:
-        self.hire()
+    def test_a_run_acquires_a_free_lock_in_the_same_step_as_its_record(self) -> None:
+        self.add_worker()
         (run,) = self.begun("a")
         recorded = self.wants(run, take())
         (answers,) = recorded.answers
@@ -78,16 +78,16 @@ class RunLockTests(LimitTests):
         assert (holder.id, holder.token, holder.ttl, holder.label.name) == ("run:1:a", answers.token, None, "run a")
         assert self.run_seen("a").locks == ((1, "k"),)
 
-    def test_an_ask_that_is_sent_again_gets_the_same_grant(self) -> None:
-        self.hire()
+    def test_a_lock_request_sent_again_gets_the_same_grant(self) -> None:
+        self.add_worker()
         (run,) = self.begun("a")
         command = record(run, "x", lock_requests=(take(), take(2, "other")))
         first, again = self.ask(command, Recorded), self.ask(command, Recorded)
         assert first.answers == again.answers
         assert self.wants(run, take()).answers == first.answers[:1]
 
-    def test_who_comes_later_waits_in_order_and_is_offered_it_by_an_event(self) -> None:
-        self.hire()
+    def test_a_waiting_run_is_offered_the_lock_in_order_by_an_event(self) -> None:
+        self.add_worker()
         a, b, d = self.begun("a", "b", "d")
         (answers,) = self.wants(a, take()).answers
         assert self.wants(b, take()).answers == (LockAnswer(number=1, what="queued"),)
@@ -101,23 +101,23 @@ class RunLockTests(LimitTests):
         assert confirmed.token > answers.token
         assert [run.locks for run in map(self.run_seen, "abd")] == [(), ((1, "k"),), ((7, "k"),)]
 
-    def test_two_asks_of_one_run_exclude_each_other(self) -> None:
-        self.hire()
+    def test_two_lock_requests_of_one_run_exclude_each_other(self) -> None:
+        self.add_worker()
         (run,) = self.begun("a")
         assert [answers.what for answers in self.wants(run, take(1), take(2)).answers] == ["granted", "queued"]
         given = self.wants(run, give(1))
         assert [(event.kind, event.name) for event in given.events] == [("lock", "2")]
         assert self.run_seen("a").locks == ((2, "k"),)
 
-    def test_a_run_that_is_offered_a_lock_by_its_own_record_does_not_park(self) -> None:
-        self.hire()
+    def test_a_run_whose_own_record_gives_it_a_lock_does_not_park(self) -> None:
+        self.add_worker()
         (run,) = self.begun("a")
         self.wants(run, take(1), take(2))
         parked = self.wants(run, give(1), then=Park(None))
         assert (parked.done, self.run_seen("a").status) == (False, "running")
 
-    def test_what_can_never_be_is_said_and_leaves_nothing(self) -> None:
-        self.hire()
+    def test_an_impossible_lock_request_is_refused_and_leaves_nothing(self) -> None:
+        self.add_worker()
         (run,) = self.begun("a")
         self.ask(acquire("k"), out.Granted)
         answers = self.wants(
@@ -126,8 +126,8 @@ class RunLockTests(LimitTests):
         assert answers == (LockAnswer(number=1, what="mismatch", found="mutex"), LockAnswer(number=2, what="too_heavy"))
         assert self.run_seen("a").locks == ()
 
-    def test_a_driver_that_is_not_the_driver_takes_nothing(self) -> None:
-        self.hire()
+    def test_a_former_driver_acquires_no_lock(self) -> None:
+        self.add_worker()
         (run,) = self.begun("a")
         stale = replace(run, fence=run.fence - 1)
         self.ask(record(stale, lock_requests=(take(),)), RunRefused)
@@ -137,7 +137,7 @@ class RunLockTests(LimitTests):
     # -- beside clients ---------------------------------------------------------------------------------------
 
     def test_a_client_and_a_run_exclude_each_other(self) -> None:
-        self.hire()
+        self.add_worker()
         (run,) = self.begun("a")
         held = self.ask(acquire("k"), out.Granted)
         self.wants(run, take(), then=Park(None))
@@ -151,8 +151,8 @@ class RunLockTests(LimitTests):
         assert self.wants(claimed, give()).woken == ("b.1",)
         assert self.holders() == ["b.1"]
 
-    def test_a_parked_run_is_due_when_time_frees_what_it_waits_for(self) -> None:
-        self.hire()
+    def test_a_parked_run_is_due_when_the_lock_that_it_waits_for_expires(self) -> None:
+        self.add_worker()
         (run,) = self.begun("a")
         taken, _ = self.send(acquire("k", ttl=1), record(run, lock_requests=(take(),), then=Park(None)))
         assert names([taken]) == ["Granted"]
@@ -161,8 +161,8 @@ class RunLockTests(LimitTests):
         assert [run.id for run in self.claim()] == ["a"]
         assert self.inbox("a") == [("lock", "1")]
 
-    def test_a_run_waits_without_a_sign_of_life(self) -> None:
-        self.hire(seconds=7_000)
+    def test_a_waiting_run_needs_no_sign_of_life(self) -> None:
+        self.add_worker(seconds=7_000)
         (run,) = self.begun("a")
         held = self.ask(acquire("k", ttl=None), out.Granted)
         self.wants(run, take(), then=Park(None))
@@ -172,8 +172,8 @@ class RunLockTests(LimitTests):
         assert self.holders() == ["run:1:a"]
 
     @pytest.mark.parametrize("by", ["force", "acquire"])
-    def test_whatever_frees_it_tells_the_run(self, by: str) -> None:
-        self.hire()
+    def test_every_way_of_freeing_a_lock_sends_an_event_to_the_waiting_run(self, by: str) -> None:
+        self.add_worker()
         (run,) = self.begun("a")
         grant = self.send(acquire("k", ttl=1), record(run, lock_requests=(take(),)))[0]
         assert isinstance(grant, out.Granted)
@@ -186,8 +186,8 @@ class RunLockTests(LimitTests):
 
     # -- the end ----------------------------------------------------------------------------------------------
 
-    def test_the_end_of_a_run_gives_everything_back(self) -> None:
-        self.hire()
+    def test_the_end_of_a_run_releases_all_its_locks(self) -> None:
+        self.add_worker()
         a, b = self.begun("a", "b")
         self.wants(a, take(1), take(2, "other"))
         self.wants(b, take(5), take(6, "third"))
@@ -198,27 +198,27 @@ class RunLockTests(LimitTests):
         assert self.lock("third").waiters == ()
         assert self.run_seen("a").locks == ()
 
-    def test_what_a_run_asked_for_with_its_last_record_is_given_back_too(self) -> None:
-        self.hire()
+    def test_locks_requested_by_the_last_record_of_a_run_are_released_too(self) -> None:
+        self.add_worker()
         (run,) = self.begun("a")
         self.wants(run, take(), then=Finish("completed", "1"))
         assert self.holders() == []
 
-    def test_a_poisoned_run_gives_everything_back(self) -> None:
-        self.hire()
+    def test_a_run_stopped_after_too_many_crashes_releases_all_its_locks(self) -> None:
+        self.add_worker()
         a, b = self.begun("a", "b")
         self.wants(a, take())
         self.wants(b, take(), then=Park(None))
         self.wants(a, then=Park(0))
         for death in range(rule.POISONED):
-            assert [run.id for run in self.claim_and_die(f"v.{death}", runs=("a",))] == ["a"]
-        claimed = self.ask(r.ClaimRuns(worker=self.hire("u.1"), types=TYPES, runs=("a",)), Claimed)
+            assert [run.id for run in self.claim_and_expire(f"v.{death}", runs=("a",))] == ["a"]
+        claimed = self.ask(r.ClaimRuns(worker=self.add_worker("u.1"), types=TYPES, runs=("a",)), Claimed)
         assert (claimed.claims, self.run_seen("a").status) == ((), "failed")
         assert self.holders() == ["run:1:b"]
         assert self.inbox("b") == [("lock", "1")]
 
-    def test_a_run_that_begins_again_gives_everything_back(self) -> None:
-        self.hire()
+    def test_a_retried_run_releases_all_its_locks(self) -> None:
+        self.add_worker()
         a, b = self.begun("a", "b")
         self.wants(a, take(), then=Park(None))
         self.wants(b, take())
@@ -229,8 +229,8 @@ class RunLockTests(LimitTests):
 
     # -- what a driver receives -------------------------------------------------------------------------------
 
-    def test_a_claim_tells_what_the_run_still_holds(self) -> None:
-        self.hire()
+    def test_a_claim_returns_the_locks_of_the_run(self) -> None:
+        self.add_worker()
         (run,) = self.begun("a")
         held = self.ask(acquire("other"), out.Granted)
         keys = take(1), take(2, ttl=round(0.5 * SECOND), key="short"), take(3, "other"), take(4, "forced")
@@ -244,8 +244,8 @@ class RunLockTests(LimitTests):
         again = self.ask(r.ClaimRuns(worker="w.1", types=TYPES, runs=("a",)), Claimed)
         assert again.claims[0].held == ((1, answers[0].token),), "an offer does not count as held"
 
-    def test_a_lock_with_a_ttl_is_renewed_by_its_token_and_ends_by_itself(self) -> None:
-        self.hire()
+    def test_a_lock_with_a_ttl_is_renewed_by_its_token_and_expires_otherwise(self) -> None:
+        self.add_worker()
         (run,) = self.begun("a")
         (answers,) = self.wants(run, take(ttl=SECOND)).answers
         kept, lost, later = self.send(
@@ -255,8 +255,8 @@ class RunLockTests(LimitTests):
         self.advance(1.2)
         self.ask(renew("k", "run:1:a", token=answers.token), out.NotHolder)
 
-    def test_a_record_tells_whether_the_run_has_nothing_but_locks_to_wait_for(self) -> None:
-        self.hire()
+    def test_a_record_states_whether_the_run_waits_for_locks_only(self) -> None:
+        self.add_worker()
         (run,) = self.begun("a")
         self.ask(acquire("k"), out.Granted)
         assert self.run_seen("a").stuck is None
@@ -273,8 +273,8 @@ class RunLockTests(LimitTests):
         self.wants(self.claim(runs=("a",))[0], then=Finish("completed", "1"))
         assert self.run_seen("a").stuck is None
 
-    def test_a_run_that_was_granted_something_is_not_stuck(self) -> None:
-        self.hire()
+    def test_a_run_with_a_new_grant_does_not_count_as_stuck(self) -> None:
+        self.add_worker()
         (run,) = self.begun("a")
         self.ask(acquire("other"), out.Granted)
         answers = self.wants(run, take(1), take(2, "other"), stuck=()).answers
@@ -283,8 +283,8 @@ class RunLockTests(LimitTests):
         self.wants(run, give(1), stuck=())
         assert self.run_seen("a").stuck == Stuck(0)
 
-    def test_a_record_tells_for_which_children_the_run_waits(self) -> None:
-        self.hire()
+    def test_a_record_states_for_which_children_the_run_waits(self) -> None:
+        self.add_worker()
         (run,) = self.begun("a")
         self.wants(run, stuck=("b", "c/ä"), children=tuple(start(name, parent="a").new for name in ("b", "c/ä")))
         assert self.run_seen("a").stuck == Stuck(0, ("b", "c/ä"))
@@ -295,8 +295,8 @@ class RunLockTests(LimitTests):
         assert self.wants(run, stuck=("c/ä",), then=Park(None)).done
         assert self.run_seen("a").stuck == Stuck(1, ("c/ä",))
 
-    def test_a_run_whose_child_could_not_be_started_is_not_stuck(self) -> None:
-        self.hire()
+    def test_a_run_whose_child_could_not_be_started_does_not_count_as_stuck(self) -> None:
+        self.add_worker()
         run, _ = self.begun("a", "other")
         taken = start("other", parent="a", request="mine").new
         assert self.wants(run, stuck=("other",), children=(taken,)).taken == ("other",)
@@ -306,8 +306,8 @@ class RunLockTests(LimitTests):
         assert list(self.wants(run, stuck=("in", "out"), children=children).limited) == ["out"]
         assert self.run_seen("a").stuck is None
 
-    def test_a_lock_that_cannot_be_read_keeps_nobody_from_being_claimed_or_from_ending(self) -> None:
-        self.hire()
+    def test_an_unreadable_lock_does_not_prevent_claims_or_ends_of_runs(self) -> None:
+        self.add_worker()
         a, b, d = self.begun("a", "b", "d")
         held = self.wants(a, take(1, "good"), take(2, "bad"), then=Park(0)).answers[0].token
         self.wants(b, take(1, "bad"))
@@ -321,7 +321,7 @@ class RunLockTests(LimitTests):
         assert self.holders("good") == []
 
     @pytest.mark.parametrize("chunk", range(CHUNKS))
-    def test_a_random_history_of_belongings_has_the_answers_that_the_rules_say(self, chunk: int) -> None:
+    def test_a_random_history_of_run_locks_has_the_outcomes_of_the_rules(self, chunk: int) -> None:
         kinds: set[str] = set()
         for seed in self.chunk_of_seeds(chunk)[::FEWER]:
             generator = RunLockHistoryGenerator(seed, second=self.second)

@@ -36,7 +36,7 @@ class RunQueueTests(RunLockTests):
 
     def queued(self, *runs: str, key: str = "k") -> list[Run]:
         """Runs that wait in this order for a key that a client holds, and are parked."""
-        self.hire()
+        self.add_worker()
         self.token = self.ask(acquire(key), out.Granted).token
         begun = self.begun(*runs)
         for run in begun:
@@ -87,7 +87,7 @@ class RunQueueTests(RunLockTests):
         assert self.served() == ["r4"]
 
     @pytest.mark.usefixtures("short_list")
-    def test_a_newcomer_is_told_how_many_wait_before_it(self) -> None:
+    def test_a_new_waiter_gets_the_number_of_waiters_before_it(self) -> None:
         self.queued("r1", "r2", "r3", "r4", "r5")
         self.ask(release(token=self.token), out.Released)
         for name in ("r1", "r2"):
@@ -98,7 +98,7 @@ class RunQueueTests(RunLockTests):
         assert self.ask(wait(id="b.1"), out.Queued).position == 3
 
     @pytest.mark.usefixtures("short_list")
-    def test_a_run_that_ends_or_gives_up_leaves_its_place_to_the_next(self) -> None:
+    def test_a_run_that_ends_or_gives_up_its_wait_leaves_its_position_to_the_next(self) -> None:
         runs = self.queued("r1", "r2", "r3", "r4", "r5", "r6")
         for name, lock_requests, then in (("r3", (), Finish("completed", "1")), ("r5", (give(),), Park(None))):
             (run,) = [one for one in self.claim(runs=(name,)) if one.id == name]
@@ -110,7 +110,7 @@ class RunQueueTests(RunLockTests):
         assert len(runs) == 6
 
     @pytest.mark.usefixtures("short_list")
-    def test_an_ask_that_is_repeated_keeps_its_place(self) -> None:
+    def test_a_repeated_lock_request_keeps_its_position(self) -> None:
         self.queued("r1", "r2", "r3", "r4")
         (run,) = self.claim(runs=("r4",))
         before = self.run_seen("r4").waits
@@ -133,7 +133,7 @@ class RunQueueTests(RunLockTests):
 
     @pytest.mark.usefixtures("short_list")
     def test_many_permits_that_become_free_at_once_go_to_as_many_runs(self) -> None:
-        self.hire()
+        self.add_worker()
         held = self.ask(acquire(kind="semaphore", permits=5, weight=5), out.Granted)
         runs = self.begun(*(f"r{n}" for n in range(1, 9)))
         for run in runs:
@@ -144,8 +144,8 @@ class RunQueueTests(RunLockTests):
         assert [run.id for run in self.claimed()] == ["r1", "r2", "r3", "r4", "r5"]
 
     @pytest.mark.usefixtures("short_list")
-    def test_runs_that_can_no_longer_fit_are_told(self) -> None:
-        self.hire()
+    def test_runs_whose_weight_no_longer_fits_get_an_event(self) -> None:
+        self.add_worker()
         held = self.ask(acquire(kind="semaphore", permits=2, weight=2), out.Granted)
         for run in self.begun(*(f"r{n}" for n in range(1, 6))):
             self.wants(run, take(kind="semaphore", permits=2, weight=2), stuck=(), then=Park(None))
@@ -160,7 +160,7 @@ class RunQueueTests(RunLockTests):
         assert self.lock().waiting == 0
 
     @pytest.mark.usefixtures("short_list")
-    def test_a_run_may_wait_twice(self) -> None:
+    def test_a_run_may_have_two_waiting_requests_for_one_lock(self) -> None:
         self.queued("r1", "r2")
         (both,) = self.begun("r3")
         self.wants(both, take(1), take(2), stuck=(), then=Park(None))
@@ -180,7 +180,7 @@ class RunQueueTests(RunLockTests):
 
     @pytest.mark.usefixtures("short_list")
     @pytest.mark.parametrize("by", ["time", "force", "abandon"])
-    def test_whatever_frees_the_lock_reaches_the_overflow(self, by: str) -> None:
+    def test_every_way_of_freeing_a_lock_serves_the_overflow(self, by: str) -> None:
         ttl = 2 * self.second if by == "time" else None
         self.queued("r1", "r2", "r3", "r4")
         self.ask(release(token=self.token), out.Released)
@@ -201,8 +201,8 @@ class RunQueueTests(RunLockTests):
         assert self.lock().waiting == 1
 
     @pytest.mark.usefixtures("short_list")
-    def test_a_bad_command_of_a_batch_takes_nobody_out_of_the_queue(self) -> None:
-        self.hire()
+    def test_a_bad_command_of_a_batch_removes_no_run_from_the_queue(self) -> None:
+        self.add_worker()
         self.ask(acquire(kind="semaphore", permits=5, weight=5, ttl=2), out.Granted)
         for run in self.begun(*(f"r{n}" for n in range(1, 9))):
             self.wants(run, take(kind="semaphore", permits=5), stuck=(), then=Park(None))
@@ -215,7 +215,7 @@ class RunQueueTests(RunLockTests):
 
     @pytest.mark.parametrize("chunk", range(CHUNKS))
     @pytest.mark.usefixtures("short_list")
-    def test_a_random_history_of_long_queues_has_the_answers_that_the_rules_say(self, chunk: int) -> None:
+    def test_a_random_history_of_long_queues_has_the_outcomes_of_the_rules(self, chunk: int) -> None:
         lock_queue.LISTED = 1  # the fixture restores it
         seeds = self.chunk_of_seeds(chunk)[::FEWER]
         long = 0

@@ -72,12 +72,12 @@ class RunTests(HistoryComparison):
         if needed and not self.store.capabilities.workflows:
             pytest.skip("this store has no workflows")
 
-    def hire(self, worker: str = "w.1", *types: str, seconds: float = 60) -> str:
+    def add_worker(self, worker: str = "w.1", *types: str, seconds: float = 60) -> str:
         """Register a worker whose lease is valid for so long."""
-        self.hire_and(worker, *types, seconds=seconds)
+        self.add_worker_and(worker, *types, seconds=seconds)
         return worker
 
-    def hire_and(self, worker: str, *types: str, seconds: float, then: Sequence[c.Command] = ()) -> list[Outcome]:
+    def add_worker_and(self, worker: str, *types: str, seconds: float, then: Sequence[c.Command] = ()) -> list[Outcome]:
         """Register a worker, and send more commands in the same batch: its lease is valid for them on any clock."""
         lease = c.Acquire(key=rule.worker_key(worker), id=worker, label=ME, kind="worker", ttl=round(seconds * SECOND))
         register_worker = r.RegisterWorker(worker=worker, name=f"worker {worker}", types=types or ("order",))
@@ -85,9 +85,9 @@ class RunTests(HistoryComparison):
         assert names([granted, enlisted]) == ["Granted", "WorkerRegistered"]
         return rest
 
-    def claim_and_die(self, worker: str, **more: Any) -> list[rule.Run]:
+    def claim_and_expire(self, worker: str, **more: Any) -> list[rule.Run]:
         """The runs that a new worker claimed, whose lease has expired by now."""
-        (claimed,) = self.hire_and(worker, seconds=0.5, then=[r.ClaimRuns(worker=worker, types=TYPES, **more)])
+        (claimed,) = self.add_worker_and(worker, seconds=0.5, then=[r.ClaimRuns(worker=worker, types=TYPES, **more)])
         assert isinstance(claimed, Claimed)
         self.advance(0.6)
         return [claim.run for claim in claimed.claims]
@@ -106,8 +106,8 @@ class RunTests(HistoryComparison):
     # -- start and claim --------------------------------------------------------------------------------------
 
     def test_a_started_run_is_claimed_once_with_its_input_under_a_fence(self) -> None:
-        self.hire("w.1")
-        self.hire("v.1")
+        self.add_worker("w.1")
+        self.add_worker("v.1")
         assert self.ask(start(), Started).run.status == "pending"
         claimed = self.ask(r.ClaimRuns(worker="w.1", types=TYPES), Claimed)
         (claim,) = claimed.claims
@@ -115,8 +115,8 @@ class RunTests(HistoryComparison):
         assert claim.run.fence > 0
         assert self.claim("v.1") == []
 
-    def test_a_start_by_a_living_worker_is_its_own_at_once(self) -> None:
-        run = self.ask(start(worker=self.hire()), Started).run
+    def test_a_worker_with_a_valid_lease_claims_the_run_that_it_starts_in_the_same_step(self) -> None:
+        run = self.ask(start(worker=self.add_worker()), Started).run
         assert (run.status, run.worker) == ("running", "w.1")
         assert self.claim() == []
 
@@ -128,17 +128,17 @@ class RunTests(HistoryComparison):
         assert self.ask(r.ReadRun(run="b"), RunSeen).claim is None
 
     def test_a_worker_that_is_not_enlisted_gets_nothing(self) -> None:
-        self.hire()
+        self.add_worker()
         self.ask(r.UnregisterWorker(worker="w.1"), WorkerRegistered)
         self.ask(start(worker="w.1"), WorkerGone)
         self.ask(r.ClaimRuns(worker="w.1", types=TYPES), WorkerGone)
 
-    def test_a_parent_that_is_claimed_with_the_end_of_its_child_keeps_the_event(self) -> None:
+    def test_a_parent_claimed_together_with_the_end_of_its_child_keeps_the_event(self) -> None:
         child = NewRun(id="a", type="order", input="2", request="child", parent="r", root="r")
-        parent = self.ask(start(worker=self.hire("w.0", seconds=60)), Started).run
+        parent = self.ask(start(worker=self.add_worker("w.0", seconds=60)), Started).run
         self.ask(record(parent, then=Park(None), children=(child,)), Recorded)
         for life in range(rule.POISONED):
-            assert [run.id for run in self.claim_and_die(f"w.{life + 1}", runs=("a",))] == ["a"]
+            assert [run.id for run in self.claim_and_expire(f"w.{life + 1}", runs=("a",))] == ["a"]
         claimed = self.claim("w.0", runs=("a", "r"))
         assert [(run.id, run.posted) for run in claimed] == [("r", 1)]
         self.ask(signal(), Posted)
@@ -146,12 +146,12 @@ class RunTests(HistoryComparison):
         assert seen.claim is not None
         assert [event.number for event in seen.claim.events] == [1, 2]
 
-    def test_a_start_that_is_sent_again_is_the_same_and_another_with_its_id_is_refused(self) -> None:
-        first = self.ask(start(worker=self.hire()), Started).run
+    def test_a_start_sent_again_is_the_same_run_and_a_different_start_with_its_id_is_refused(self) -> None:
+        first = self.ask(start(worker=self.add_worker()), Started).run
         assert self.ask(start(worker="w.1"), Started).run == first
         assert self.ask(start(request="another"), RunTaken).run == first
 
-    def test_a_start_with_a_known_idempotency_key_is_answered_with_that_run(self) -> None:
+    def test_a_start_with_a_known_idempotency_key_returns_the_existing_run(self) -> None:
         self.ask(start("a", key="k"), Started)
         again = self.ask(start("b", key="k"), Started)
         assert (again.run.id, again.fresh) == ("a", False)
@@ -159,7 +159,7 @@ class RunTests(HistoryComparison):
         assert self.ask(start("d", key="k", type="order@2"), Started).run.id == "a"
 
     def test_claims_are_by_type_in_order_and_within_the_limit(self) -> None:
-        self.hire()
+        self.add_worker()
         for name in "bca":
             self.ask(start(name), Started)
             self.advance(0.002)
@@ -167,17 +167,17 @@ class RunTests(HistoryComparison):
         assert [run.id for run in self.claim(limit=2)] == ["b", "c"]
         assert [run.id for run in self.claim()] == ["a"]
 
-    def test_whoever_claims_a_run_of_any_version_decides_it(self) -> None:
-        self.hire()
+    def test_the_first_worker_that_claims_a_run_of_any_version_sets_its_version(self) -> None:
+        self.add_worker()
         self.ask(start(type="order@*"), Started)
         claimed = self.ask(r.ClaimRuns(worker="w.1", types=(("order@*", "order@2"),)), Claimed)
         assert [claim.run.type for claim in claimed.claims] == ["order@2"]
         assert self.run_seen().type == "order@2"
 
-    def test_the_runs_of_a_dead_worker_are_claimed_by_others_under_higher_fences(self) -> None:
-        self.hire("v.1", seconds=60)
+    def test_orphaned_runs_are_claimed_by_other_workers_with_higher_fences(self) -> None:
+        self.add_worker("v.1", seconds=60)
         claims = r.ClaimRuns(worker="v.1", types=TYPES)
-        *started, claimed = self.hire_and(
+        *started, claimed = self.add_worker_and(
             "w.1", seconds=1, then=[start("a", worker="w.1"), start("b", worker="w.1"), claims]
         )
         before = {one.run.id: one.run for one in started if isinstance(one, Started)}
@@ -192,40 +192,40 @@ class RunTests(HistoryComparison):
         assert all(run.fence > before[run.id].fence for run in after)
         self.ask(record(before["a"], "late"), RunRefused)
 
-    def test_what_a_worker_has_already_is_given_again_under_the_same_fence_when_it_is_named(self) -> None:
-        run = self.ask(start(worker=self.hire()), Started).run
+    def test_a_claim_by_name_returns_a_run_of_this_worker_again_with_the_same_fence(self) -> None:
+        run = self.ask(start(worker=self.add_worker()), Started).run
         assert self.claim(runs=("r", "nobody")) == [run]
         self.ask(signal(), Posted)
         assert self.ask(r.ListOwnedRuns(worker="w.1"), OwnedRuns).runs == {"r": (run.fence, 1)}
 
-    def test_a_run_that_is_driven_cannot_be_had_by_naming_it(self) -> None:
-        self.hire("w.1")
-        self.hire("v.1")
+    def test_a_claim_by_name_does_not_take_a_run_from_its_driver(self) -> None:
+        self.add_worker("w.1")
+        self.add_worker("v.1")
         self.ask(start(worker="w.1"), Started)
         assert self.claim("v.1", runs=("r",)) == []
 
-    def test_a_run_that_kills_its_workers_is_stopped(self) -> None:
+    def test_a_run_that_crashes_its_workers_is_stopped(self) -> None:
         self.ask(start(), Started)
         for life in range(rule.POISONED):
-            assert [run.crashes for run in self.claim_and_die(f"w.{life}")] == [life]
-        assert self.claim(self.hire("v.1")) == []
+            assert [run.crashes for run in self.claim_and_expire(f"w.{life}")] == [life]
+        assert self.claim(self.add_worker("v.1")) == []
         run = self.run_seen()
         assert run.status == "failed"
         assert "RunPoisoned" in str(run.result)
 
-    def test_of_runs_that_may_be_killers_only_so_many_are_given(self) -> None:
+    def test_a_claim_returns_a_limited_number_of_runs_that_may_crash_their_worker(self) -> None:
         for name in "ab":
             self.ask(start(name), Started)
         for life in range(rule.SUSPECT):
-            self.claim_and_die(f"w.{life}")
-        self.hire("v.1")
+            self.claim_and_expire(f"w.{life}")
+        self.add_worker("v.1")
         assert [run.id for run in self.claim("v.1", suspects=1)] == ["a"]
         assert self.claim("v.1", suspects=0) == []
         self.advance(1.1)
         assert [run.id for run in self.claim("v.1", suspects=1)] == ["b"]
 
-    def test_a_run_that_is_locked_from_outside_is_left_alone(self) -> None:
-        self.hire()
+    def test_a_run_with_a_run_lock_is_not_claimed(self) -> None:
+        self.add_worker()
         self.ask(start(), Started)
         key = rule.run_key("order", "r")
         lock = c.Acquire(key=key, id="z.1", label=ME, kind="run", ttl=SECOND)
@@ -235,15 +235,15 @@ class RunTests(HistoryComparison):
         self.advance(1.1)
         assert [run.id for run in self.claim()] == ["r"]
 
-    def test_what_is_due_stays_due_when_the_clock_is_set_back(self) -> None:
+    def test_due_runs_stay_due_when_the_clock_is_set_back(self) -> None:
         self.ask(start(), Started)
         self.advance(-3_600)
-        self.hire()
+        self.add_worker()
         assert [run.id for run in self.claim()] == ["r"]
 
-    def test_a_worker_that_goes_leaves_its_runs_without_a_death(self) -> None:
-        self.hire("w.1")
-        self.hire("v.1")
+    def test_runs_of_a_worker_that_closes_do_not_count_a_crash(self) -> None:
+        self.add_worker("w.1")
+        self.add_worker("v.1")
         self.ask(start(worker="w.1"), Started)
         outcome = self.ask(r.UnregisterWorker(worker="w.1"), WorkerRegistered)
         assert outcome.woken == (rule.hint_for("v.1", "r"),)
@@ -251,8 +251,8 @@ class RunTests(HistoryComparison):
 
     # -- the journal ------------------------------------------------------------------------------------------
 
-    def test_entries_are_kept_in_order_and_only_under_the_fence_and_at_the_end(self) -> None:
-        run = self.ask(start(worker=self.hire()), Started).run
+    def test_entries_are_appended_in_order_by_the_current_driver_only(self) -> None:
+        run = self.ask(start(worker=self.add_worker()), Started).run
         assert self.ask(record(run, "a", "b"), Recorded).done
         self.ask(record(run, "c"), RunRefused)
         self.ask(r.RecordRun(run="r", fence=run.fence + 1, at=3, entries=("c",), request="x"), RunRefused)
@@ -263,14 +263,14 @@ class RunTests(HistoryComparison):
         assert seen.holder == "worker w.1"
         assert seen.expires_at is not None
 
-    def test_a_record_that_is_sent_again_is_made_once(self) -> None:
-        run = self.ask(start(worker=self.hire()), Started).run
+    def test_a_record_sent_again_is_written_once(self) -> None:
+        run = self.ask(start(worker=self.add_worker()), Started).run
         for _ in range(2):
             assert self.ask(record(run, "a", then=Park(None)), Recorded).done
         assert self.run_seen().length == 2
 
-    def test_a_finished_run_has_its_result_and_can_be_changed_no_more(self) -> None:
-        run = self.ask(start(worker=self.hire()), Started).run
+    def test_a_completed_run_has_its_result_and_cannot_be_changed(self) -> None:
+        run = self.ask(start(worker=self.add_worker()), Started).run
         self.ask(r.WatchRun(run="r", id="x.7"), RunSeen)
         outcome = self.ask(record(run, "a", then=Finish("completed", "42")), Recorded)
         assert outcome.woken == ("x.7",)
@@ -279,8 +279,8 @@ class RunTests(HistoryComparison):
         self.ask(record(run, "b", at=2), RunRefused)
         self.ask(signal(), RunRefused)
 
-    def test_a_run_with_an_event_that_its_driver_has_not_seen_neither_parks_nor_ends(self) -> None:
-        run = self.ask(start(worker=self.hire()), Started).run
+    def test_a_run_with_an_unread_event_neither_parks_nor_ends(self) -> None:
+        run = self.ask(start(worker=self.add_worker()), Started).run
         assert self.ask(signal(), Posted).woken == (rule.hint_for("w.1", "r"),)
         parked = self.ask(record(run, "a", then=Park(None)), Recorded)
         assert (parked.done, [event.name for event in parked.events]) == (False, ["paid"])
@@ -288,8 +288,8 @@ class RunTests(HistoryComparison):
         assert not ended.done
         assert self.ask(record(run, at=2, then=Finish("completed", "1"), seen=1), Recorded).done
 
-    def test_a_parked_run_is_due_at_its_time_or_when_an_event_comes(self) -> None:
-        self.hire()
+    def test_a_parked_run_is_due_at_its_due_time_or_when_an_event_arrives(self) -> None:
+        self.add_worker()
         runs = [self.ask(start(name, worker="w.1"), Started) for name in "ab"]
         parked = [record(one.run, then=Park(one.now + SECOND)) for one in runs]
         *recorded, claimed = self.send(*parked, r.ClaimRuns(worker="w.1", types=TYPES))
@@ -301,8 +301,8 @@ class RunTests(HistoryComparison):
         self.advance(1.5)
         assert [run.id for run in self.claim()] == ["a"]
 
-    def test_a_run_that_is_given_back_is_due_at_once(self) -> None:
-        run = self.ask(start(worker=self.hire()), Started).run
+    def test_a_run_that_its_worker_gives_up_is_due_at_once(self) -> None:
+        run = self.ask(start(worker=self.add_worker()), Started).run
         self.ask(record(run, then=Park(0)), Recorded)
         assert [one.id for one in self.claim()] == ["r"]
 
@@ -329,8 +329,8 @@ class RunTests(HistoryComparison):
         assert self.ask(cancel, Posted).run.status == "cancelled"
         assert not self.ask(cancel, Posted).fresh
 
-    def test_children_are_started_with_the_record_and_their_end_is_an_event_for_the_parent(self) -> None:
-        run = self.ask(start(worker=self.hire()), Started).run
+    def test_children_are_started_with_the_record_and_their_end_is_an_event_of_the_parent(self) -> None:
+        run = self.ask(start(worker=self.add_worker()), Started).run
         child = NewRun(id="r/1", type="order", input="2", request="r:child", parent="r", root="r")
         taken = NewRun(id="r", type="order", input="2", request="r:other", parent="r", root="r")
         outcome = self.ask(record(run, "a", children=(child, taken)), Recorded)
@@ -346,7 +346,7 @@ class RunTests(HistoryComparison):
         assert event.payload == '{"status":"failed","result":{"type":"E"}}'
 
     def test_a_refused_record_starts_no_children(self) -> None:
-        run = self.ask(start(worker=self.hire()), Started).run
+        run = self.ask(start(worker=self.add_worker()), Started).run
         child = NewRun(id="r/1", type="order", input="2", request="r:child", parent="r", root="r")
         self.ask(record(run, "a", at=7, children=(child,)), RunRefused)
         assert self.ask(r.ReadRun(run="r/1"), RunSeen).claim is None
@@ -354,7 +354,7 @@ class RunTests(HistoryComparison):
     # -- a slot that is written with a record -----------------------------------------------------------------
 
     def test_a_slot_is_written_with_the_record(self) -> None:
-        run = self.ask(start("run-1", worker=self.hire()), Started).run
+        run = self.ask(start("run-1", worker=self.add_worker()), Started).run
         text = '{"a": [1.50, "\\u0000 é 😀"]}'
         assert self.ask(record(run, "a", request="3.2", swap=Swap(SLOT, "", 0, text)), Recorded).done
         assert self.ask(read(), SlotSeen) == SlotSeen(version=1, last="run-1:3.2", value=text)
@@ -364,8 +364,8 @@ class RunTests(HistoryComparison):
         ended = self.run_seen("run-1")
         assert (ended.status, ended.length) == ("completed", 3)
 
-    def test_records_of_one_batch_may_write_one_slot_one_after_the_other(self) -> None:
-        self.hire()
+    def test_records_of_one_batch_may_write_the_same_slot_in_order(self) -> None:
+        self.add_worker()
         runs = [self.ask(start(name, worker="w.1"), Started).run for name in "abc"]
         outcomes = self.send(
             record(runs[0], "x", request="1", swap=Swap(SLOT, "", 0, "1")),
@@ -380,10 +380,10 @@ class RunTests(HistoryComparison):
 
     @pytest.mark.parametrize("wrong", [("", 0), ("a.1", 2), ("x.1", 1)])
     @pytest.mark.parametrize("then", [None, Park(None), Finish("completed", "1")])
-    def test_a_record_whose_slot_somebody_else_has_written_changes_nothing(
+    def test_a_record_whose_slot_another_client_has_written_changes_nothing(
         self, wrong: tuple[str, int], then: rule.Ending | None
     ) -> None:
-        run = self.ask(start(worker=self.hire()), Started).run
+        run = self.ask(start(worker=self.add_worker()), Started).run
         self.ask(swap("a.1"), Swapped)
         child = NewRun(id="r/1", type="order", input="2", request="r:child", parent="r", root="r")
         conflicting = record(
@@ -397,7 +397,7 @@ class RunTests(HistoryComparison):
         self.ask(record(run, "a", request="q.1"), Recorded)
 
     def test_a_record_that_is_sent_again_does_not_write_its_slot_again(self) -> None:
-        run = self.ask(start(worker=self.hire()), Started).run
+        run = self.ask(start(worker=self.add_worker()), Started).run
         sent = record(run, "a", then=Park(None), request="q.1", swap=Swap(SLOT, "", 0, "1"))
         self.ask(sent, Recorded)
         self.ask(swap("a.1", "r:q.1", 1, "2"), Swapped)
@@ -406,14 +406,14 @@ class RunTests(HistoryComparison):
         assert self.run_seen().length == 2
 
     def test_a_refused_record_does_not_write_its_slot(self) -> None:
-        run = self.ask(start(worker=self.hire()), Started).run
+        run = self.ask(start(worker=self.add_worker()), Started).run
         self.ask(record(run, "a", at=7, swap=Swap(SLOT, "", 0, "1")), RunRefused)
-        stranger = r.RecordRun(run="nobody", fence=1, at=1, request="q.1", swap=Swap(SLOT, "", 0, "1"))
-        self.ask(stranger, RunRefused)
+        unknown = r.RecordRun(run="nobody", fence=1, at=1, request="q.1", swap=Swap(SLOT, "", 0, "1"))
+        self.ask(unknown, RunRefused)
         assert self.ask(read(), SlotSeen).version == 0
 
     def test_writes_with_and_without_a_record_see_each_other(self) -> None:
-        run = self.ask(start(worker=self.hire()), Started).run
+        run = self.ask(start(worker=self.add_worker()), Started).run
         self.ask(swap("a.1", value="1"), Swapped)
         self.ask(record(run, "a", request="q.1", swap=Swap(SLOT, "a.1", 1, "2")), Recorded)
         assert self.ask(swap("a.2", "a.1", 1), Conflict) == Conflict(version=2, last="r:q.1", value="2")
@@ -422,14 +422,14 @@ class RunTests(HistoryComparison):
         assert self.ask(late, Conflict) == Conflict(version=3, last="a.3", value="3")
 
     def test_a_write_that_is_sent_again_is_known_although_a_record_came_between(self) -> None:
-        run = self.ask(start(worker=self.hire()), Started).run
+        run = self.ask(start(worker=self.add_worker()), Started).run
         self.ask(swap("a.1", value="1"), Swapped)
         self.ask(record(run, "a", request="q.1", swap=Swap(SLOT, "a.1", 1, "2")), Recorded)
         assert self.ask(swap("a.1", value="1"), Swapped).version == 1
         assert self.ask(read(), SlotSeen) == SlotSeen(version=2, last="r:q.1", value="2")
 
-    def test_writers_that_were_forgotten_stay_so_when_a_record_writes(self) -> None:
-        run = self.ask(start(worker=self.hire()), Started).run
+    def test_a_write_with_a_record_does_not_restore_removed_writers(self) -> None:
+        run = self.ask(start(worker=self.add_worker()), Started).run
         chain = [swap("w0.1"), *(swap(f"w{n}.1", f"w{n - 1}.1", n) for n in range(1, WRITERS + 1))]
         self.send(*chain)
         self.ask(record(run, "a", swap=Swap(SLOT, f"w{WRITERS}.1", WRITERS + 1, "x")), Recorded)
@@ -437,7 +437,7 @@ class RunTests(HistoryComparison):
         assert not self.ask(chain[0], Conflict).decided
 
     def test_a_reservation_does_not_stop_a_record_and_ends_with_it(self) -> None:
-        run = self.ask(start(worker=self.hire()), Started).run
+        run = self.ask(start(worker=self.add_worker()), Started).run
         self.ask(swap("a.1"), Swapped)
         self.ask(swap("b.1", reserve=1_000_000), Conflict)
         self.ask(record(run, "a", request="q.1", swap=Swap(SLOT, "a.1", 1, "2")), Recorded)
@@ -445,8 +445,8 @@ class RunTests(HistoryComparison):
 
     # -- re-sends ---------------------------------------------------------------------------------------------
 
-    def test_a_run_begins_again_after_the_entries_that_are_kept(self) -> None:
-        run = self.ask(start(worker=self.hire()), Started).run
+    def test_a_retried_run_continues_after_the_entries_that_are_kept(self) -> None:
+        run = self.ask(start(worker=self.add_worker()), Started).run
         self.send(signal(), signal())
         self.ask(record(run, "a", "b", then=Finish("failed", "null"), seen=2), Recorded)
         again = r.ReviveRun(run="r", fence=run.fence, keep=2, request="again", forget=(1,))
@@ -461,8 +461,8 @@ class RunTests(HistoryComparison):
 
     # -- reading ----------------------------------------------------------------------------------------------
 
-    def test_runs_are_listed_the_newest_first_page_by_page_by_what_is_asked_for(self) -> None:
-        self.hire()
+    def test_runs_are_listed_newest_first_in_pages_by_filter(self) -> None:
+        self.add_worker()
         for n in range(5):
             self.ask(start(f"r{n}", attributes={"n": n, "odd": bool(n % 2)}), Started)
             self.advance(0.002)
@@ -478,11 +478,11 @@ class RunTests(HistoryComparison):
         assert [run.id for run in running.runs] == ["r0"]
         assert self.ask(r.CountRuns(), RunCounts).counts == {"order": 5}
 
-    def test_living_workers_are_seen_with_what_they_can_drive(self) -> None:
+    def test_workers_with_valid_leases_are_listed_with_the_workflows_that_they_drive(self) -> None:
         assert self.ask(r.ListWorkers(), WorkerList).workers == ()
-        self.hire("w.2", seconds=600)
+        self.add_worker("w.2", seconds=600)
         self.advance(0.01)
-        (listed,) = self.hire_and("w.1", "order@2", "order@*", "mail", seconds=1, then=[r.ListWorkers()])
+        (listed,) = self.add_worker_and("w.1", "order@2", "order@*", "mail", seconds=1, then=[r.ListWorkers()])
         assert isinstance(listed, WorkerList)
         seen = listed.workers
         assert [(one.id, one.name, one.types) for one in seen] == [
@@ -503,7 +503,7 @@ class RunTests(HistoryComparison):
 
     def test_any_text_is_kept_in_a_run_as_it_is(self) -> None:
         text = '"\\u0000 é 😀 \\" \' % _ ; -- \n \\/ 1.50"'
-        run = self.ask(start("r é 😀 '\"", worker=self.hire(), input=text), Started).run
+        run = self.ask(start("r é 😀 '\"", worker=self.add_worker(), input=text), Started).run
         self.ask(record(run, text, "", then=Finish("completed", text)), Recorded)
         seen = self.ask(r.ReadRun(run=run.id, history=True), RunSeen)
         assert seen.claim is not None
@@ -511,7 +511,7 @@ class RunTests(HistoryComparison):
         assert seen.claim.run.result == text
 
     @pytest.mark.parametrize("chunk", range(CHUNKS))
-    def test_a_random_history_of_runs_has_the_answers_that_the_rules_say(self, chunk: int) -> None:
+    def test_a_random_history_of_runs_has_the_outcomes_of_the_rules(self, chunk: int) -> None:
         kinds: set[str] = set()
         for seed in self.chunk_of_seeds(chunk):
             generator = RunHistoryGenerator(seed, second=self.second)

@@ -12,13 +12,13 @@ from .commands import unchecked
 class SlotTests(SuiteBase):
     """What `ReadSlot` and `SwapSlot` promise."""
 
-    def test_a_slot_is_written_and_seen_by_others(self) -> None:
+    def test_a_slot_is_written_and_read_by_other_connections(self) -> None:
         other = self.connect(store=self.opened())
         assert self.ask(read(), SlotSeen, other) == SlotSeen(version=0, last="", value=None)
         assert self.ask(swap("a.1"), Swapped) == Swapped(version=1)
         assert self.ask(read(), SlotSeen, other) == SlotSeen(version=1, last="a.1", value="1")
 
-    def test_a_write_on_what_is_not_the_last_write_is_a_conflict_and_changes_nothing(self) -> None:
+    def test_a_write_based_on_an_older_write_is_a_conflict_and_changes_nothing(self) -> None:
         self.ask(swap("a.1"), Swapped)
         there = Conflict(version=1, last="a.1", value="1")
         assert self.ask(swap("b.1", value="2"), Conflict) == there
@@ -26,7 +26,7 @@ class SlotTests(SuiteBase):
         assert self.ask(swap("b.3", "x.1", 1, "2"), Conflict) == there
         assert self.ask(read(), SlotSeen) == SlotSeen(version=1, last="a.1", value="1")
 
-    def test_a_value_that_was_removed_and_written_anew_is_not_taken_for_the_old_one(self) -> None:
+    def test_a_value_that_was_removed_and_written_again_is_not_taken_for_the_old_one(self) -> None:
         self.send(swap("a.1", value="1"), swap("a.2", "a.1", 1, None), swap("a.3", "a.2", 2, "1"))
         assert self.ask(swap("b.1", "a.1", 1, "2"), Conflict).version == 3
 
@@ -64,7 +64,7 @@ class SlotTests(SuiteBase):
         assert names(outcomes) == expected
         assert outcomes[-1] == SlotSeen(version=3, last="a.3", value="3")
 
-    def test_a_slot_that_was_only_looked_at_is_not_made(self) -> None:
+    def test_reading_a_slot_does_not_create_it(self) -> None:
         self.ask(read(), SlotSeen)
         assert self.ask(swap("a.1", "x.1", 5), Conflict).version == 0
         assert self.ask(swap("a.2"), Swapped) == Swapped(version=1)
@@ -76,7 +76,7 @@ class SlotTests(SuiteBase):
         )
         assert names(outcomes) == ["Swapped", "Failed", "Failed", "Swapped"]
 
-    def test_a_loser_may_reserve_the_next_write_for_a_moment(self) -> None:
+    def test_a_writer_that_lost_a_conflict_may_reserve_the_next_write_for_a_short_time(self) -> None:
         self.ask(swap("a.1"), Swapped)
         self.ask(swap("b.1", reserve=1_000_000), Conflict)
         kept_away = self.ask(swap("a.2", "a.1", 1), Conflict)
@@ -84,19 +84,19 @@ class SlotTests(SuiteBase):
         assert self.ask(swap("b.2", "a.1", 1), Swapped).version == 2
         self.ask(swap("a.3", "b.2", 2), Swapped)
 
-    def test_a_reservation_ends_by_itself(self) -> None:
+    def test_a_reservation_expires(self) -> None:
         self.ask(swap("a.1"), Swapped)
         self.ask(swap("b.1", reserve=10**12), Conflict)
         self.advance(1)
         self.ask(swap("a.2", "a.1", 1), Swapped)
 
-    def test_what_a_writer_knows_the_answer_of_is_forgotten_and_that_is_told(self) -> None:
+    def test_acknowledged_writes_are_removed_and_a_resend_of_one_is_undecided(self) -> None:
         self.send(swap("a.1"), swap("a.2", "a.1", 1, acked=2))
         assert self.ask(swap("a.2", "a.1", 1, acked=2), Swapped).version == 2
         assert not self.ask(swap("a.1"), Conflict).decided
         assert self.ask(swap("b.1"), Conflict).decided
 
-    def test_the_writes_of_a_writer_that_was_forgotten_are_not_decided(self) -> None:
+    def test_a_resend_by_a_removed_writer_is_undecided(self) -> None:
         chain = [swap("w0.1"), *(swap(f"w{n}.1", f"w{n - 1}.1", n) for n in range(1, WRITERS + 1))]
         assert names(self.send(*chain)) == ["Swapped"] * (WRITERS + 1)
         assert self.ask(chain[1], Swapped).version == 2

@@ -1,4 +1,4 @@
-"""Ways to a PostgreSQL server: a pool or an engine that a program has already, and poolers in transaction mode."""
+"""Connections to a PostgreSQL server: a pool or an engine of the program, and poolers in transaction mode."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_client_is_made_from_an_sqlalchemy_engine(server, engine):
         assert server.password not in hf.url
 
 
-def test_engines_are_told_apart_also_where_their_urls_are_alike(server):
+def test_engines_with_equal_urls_are_distinguished(server):
     def made():
         return sqlalchemy.create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(server.url))
 
@@ -87,12 +87,12 @@ async def take(client):
         return lease.token
 
 
-def test_the_same_for_asynchronous_code(pool):
+def test_an_async_client_is_made_from_a_pool_and_from_an_engine(pool):
     assert asyncio.run(take(AsyncClient(pool, store_options=SCHEMA)))
 
 
-def test_a_pool_that_is_used_up_costs_nobody_his_lease(pool, engine):
-    with pool.connection(), engine.connect():  # the only ones that there are
+def test_an_exhausted_pool_costs_no_lease(pool, engine):
+    with pool.connection(), engine.connect():  # all connections of the pool
         for handle in (pool, engine):
             with Client(handle, store_options=SCHEMA) as hf, hf.lock("k", ttl=3, renew_every=0.3) as lease:
                 first = lease.expires_at
@@ -100,7 +100,7 @@ def test_a_pool_that_is_used_up_costs_nobody_his_lease(pool, engine):
                 lease.check()
 
 
-def test_what_cannot_be_used_from_a_thread_of_ours_is_refused(server):
+def test_a_pool_that_cannot_be_used_from_another_thread_is_refused(server):
     async_engine = sqlalchemy.ext.asyncio.create_async_engine(
         server.url.replace("postgresql://", "postgresql+psycopg://")
     )
@@ -120,7 +120,7 @@ def other_driver_for_postgres(server):
 HOLDER = """
 from holdfast import Client
 with Client(sys.argv[1]) as hf, hf.lock("k"):
-    say("held")
+    report("held")
     sys.stdin.readline()
 """
 
@@ -129,13 +129,13 @@ with Client(sys.argv[1]) as hf, hf.lock("k"):
 
 @pytest.fixture
 def secured(server, certificates):
-    """The address of the server by TLS, which it is asked for from the first byte on."""
+    """The address of the server over TLS, which is required from the first byte on."""
     with tunnel(certificates, server.port) as port:
         userinfo = server.url.partition("://")[2].partition("@")[0]
         yield f"postgresql://{userinfo}@localhost:{port}/postgres?schema=tests&sslmode=verify-full&sslnegotiation=direct"
 
 
-def test_a_way_by_tls_works_and_wakes(secured, certificates, opened):
+def test_commands_and_notifications_work_over_tls(secured, certificates, opened):
     url = f"{secured}&sslrootcert={certificates}/ca.crt"
     heard = []
     with closing(opened(url).watch("b", heard.append)), Client(url) as hf, hf.lock("k") as lease:
@@ -143,7 +143,7 @@ def test_a_way_by_tls_works_and_wakes(secured, certificates, opened):
         eventually(lambda: heard == [None])
 
 
-def test_a_certificate_that_nobody_vouches_for_is_refused(secured, opened):
+def test_an_untrusted_certificate_is_refused(secured, opened):
     with pytest.raises(StoreError, match="certificate"):
         opened(secured).connect("commands")
 
@@ -156,19 +156,19 @@ def contend(url, *, turns=10):
     worker = (
         "from holdfast import Client\n"
         "with Client(sys.argv[1]) as hf:\n"
-        "    say('ready')\n"
+        "    report('ready')\n"
         "    for _ in range(int(sys.argv[2])):\n"
         "        with hf.lock('k', ttl=5) as lease:\n"
-        "            say(lease.token)\n"
+        "            report(lease.token)\n"
     )
     with running(worker, url, str(turns)) as one, running(worker, url, str(turns)) as two:
         for process in (one, two):
-            assert process.hear() == "ready"
-        return [[int(process.hear()) for _ in range(turns)] for process in (one, two)]
+            assert process.read_line() == "ready"
+        return [[int(process.read_line()) for _ in range(turns)] for process in (one, two)]
 
 
-def test_every_statement_in_a_session_of_its_own_is_enough(server, monkeypatch):
-    """What a pooler in transaction mode does at its worst: no two statements of ours meet the same session."""
+def test_locks_work_if_every_statement_runs_in_another_session(server, monkeypatch):
+    """The worst case of a pooler in transaction mode: no two statements use the same session."""
     let_every_statement_have_a_session_of_its_own(monkeypatch)
     with Client(server.url, store_options={**SCHEMA, "wakeup": "poll"}) as hf:
         with hf.lock("k", ttl=3, renew_every=0.3) as lease, hf.semaphore("s", permits=2):
@@ -213,8 +213,8 @@ def other_default(server, request):
         admin.execute(psycopg.sql.SQL("ALTER ROLE {} RESET {}").format(role, psycopg.sql.Identifier(name)))
 
 
-def test_a_session_that_was_not_ours_alone_is_told_of_a_role_with_another_default(server, other_default, monkeypatch):
-    """A pooler that does not show: what was set for the session is not there for the next statement."""
+def test_a_shared_session_of_a_role_with_another_default_gets_an_error(server, other_default, monkeypatch):
+    """A pooler that is not detected: settings of the session are missing in the next statement."""
     let_every_statement_have_a_session_of_its_own(monkeypatch)
     with (
         closing(open_store(server.url, namespace="default", options=SCHEMA)) as store,
@@ -226,7 +226,7 @@ def test_a_session_that_was_not_ours_alone_is_told_of_a_role_with_another_defaul
 
 @contextmanager
 def pgbouncer(server, folder):
-    """A PgBouncer in transaction mode with two connections for all, as whoever may run one."""
+    """A PgBouncer in transaction mode with two connections for all clients, run by an account that may run it."""
     program = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin:/usr/local/sbin")
     if program is None:
         pytest.skip("no pgbouncer is installed; the same is tested by closing the session between statements")
@@ -271,7 +271,7 @@ def pooled(server):
         yield url
 
 
-def test_behind_pgbouncer_locks_hold_and_waiters_are_told_by_the_direct_way(server, pooled):
+def test_behind_pgbouncer_locks_work_and_waiters_are_notified_over_the_direct_connection(server, pooled):
     listen = quote(server.url, safe="")
     tokens = contend(f"{pooled}?schema=tests&listen={listen}")
     together = sorted(token for mine in tokens for token in mine)
@@ -279,21 +279,21 @@ def test_behind_pgbouncer_locks_hold_and_waiters_are_told_by_the_direct_way(serv
     assert all(mine == sorted(mine) for mine in tokens)
 
 
-def test_behind_pgbouncer_without_a_direct_way_waiters_look_and_it_is_said(server, pooled, caplog):
+def test_behind_pgbouncer_without_a_direct_connection_waiters_poll_and_an_event_reports_it(server, pooled, caplog):
     url = f"{pooled}?schema=tests"
     with running(HOLDER, url) as holder, Client(url) as hf:
-        assert holder.hear() == "held"
+        assert holder.read_line() == "held"
         waiting = threading.Thread(target=lambda: hf.lock("k", wait=60).acquire().release())
         waiting.start()
         eventually(lambda: hf.locks.inspect("k").waiters)
-        holder.tell()
+        holder.send_line()
         waiting.join()
         findings = {finding.check: finding for finding in hf.runtime.store.diagnose()}
         assert findings["wake-ups"].level == "warning"
         assert "does not work through a connection pooler" in caplog.text
 
 
-def test_behind_pgbouncer_advisory_is_refused_unless_there_is_a_direct_way(server, pooled):
+def test_behind_pgbouncer_advisory_needs_a_direct_connection(server, pooled):
     store = open_store(f"{pooled}?schema=tests&advisory=true", namespace="default")
     connection = store.connect("commands")
     with pytest.raises(StoreUnusable, match="needs a direct session"):

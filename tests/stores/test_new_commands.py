@@ -1,4 +1,4 @@
-"""A new command, field or type of record needs a rule in Python and nothing else: all work on every store as it is."""
+"""A new command, field or record type needs only a rule in Python, and works on every store unchanged."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from holdfast.stores.redis import fast_path as redis_fast
 from holdfast.testing.builders import ME, SECOND, acquire, release
 
 
-class Painted(out.Outcome, frozen=True, kw_only=True):
-    """What a made-up command answers."""
+class Changed(out.Outcome, frozen=True, kw_only=True):
+    """The outcome of the commands of this module."""
 
     before: str
 
 
-class Paint(c.LockCommand, frozen=True, kw_only=True):
-    """Give a lock a colour, which is a field that no store has ever heard of."""
+class SetColour(c.LockCommand, frozen=True, kw_only=True):
+    """Give a lock a colour, a field that no store knows."""
 
     colour: str
 
@@ -33,24 +33,24 @@ class Paint(c.LockCommand, frozen=True, kw_only=True):
             raise TypeError("a colour is text")
         fields = dict(record.unknown or {})
         before = fields.get("colour", "")
-        return replace(record, unknown={**fields, "colour": self.colour}, version=record.version + 1), Painted(
+        return replace(record, unknown={**fields, "colour": self.colour}, version=record.version + 1), Changed(
             before=before
         )
 
 
 class Hurry(r.RunCommand, frozen=True, kw_only=True):
-    """Raise the priority of a run, and tell its parent."""
+    """Raise the priority of a run, and note it in its parent."""
 
     run: str
 
     def apply(self, repo, now):
         run = repo.run(self.run)
         if run is None:
-            return Painted(before="nothing")
+            return Changed(before="nothing")
         parent = repo.run(run.parent)
         repo.save(replace(run, priority=run.priority + 1))
         repo.save(replace(parent, attributes={**parent.attributes, "hurried": run.id}))
-        return Painted(before=str(run.priority))
+        return Changed(before=str(run.priority))
 
 
 HELD = c.Acquire(key="k", id="a.1", label=ME, ttl=SECOND)
@@ -65,7 +65,7 @@ NATIVE = {
     "StartRun": (STARTED, ()),
     "NewRun": (STARTED, ("new",)),
 }
-"""Commands for which there are native forms, and where in them the made-up field is."""
+"""Commands that have native forms, and where in them the new field is."""
 FORMS = {
     "redis": (redis_fast, lambda command: redis_fast.asked([command]) is not None, "_ROWS"),
     "postgres": (
@@ -76,7 +76,7 @@ FORMS = {
 }
 
 
-def with_one_more_field(value, **made_up):
+def with_an_extra_field(value, **made_up):
     """The same value, of a type that has one more field."""
     fields = [("zone", str, "")]
     kind = msgspec.defstruct(type(value).__name__, fields, bases=(type(value),), frozen=True, kw_only=True)
@@ -85,12 +85,12 @@ def with_one_more_field(value, **made_up):
 
 @pytest.mark.parametrize("store", FORMS)
 @pytest.mark.parametrize("name", NATIVE)
-def test_no_native_form_takes_a_field_that_it_does_not_know(store, name, monkeypatch):
-    """The forms are made to know the type with one more field, as if the field had been added to the type itself."""
+def test_no_native_form_accepts_an_unknown_field(store, name, monkeypatch):
+    """The forms are given the type with one more field, as if the field had been added to the type itself."""
     (module, is_native, table), (command, path) = FORMS[store], NATIVE[name]
     old = getattr(command, path[0]) if path else command
     for made_up, native in (({}, True), ({"zone": "eu"}, False)):
-        new = with_one_more_field(old, **made_up)
+        new = with_an_extra_field(old, **made_up)
         known = {(type(new) if kind is type(old) else kind): names for kind, names in module.KNOWN.items()}
         monkeypatch.setattr(module, "_known", KnownFields(known))
         forms = getattr(module, table)
@@ -101,18 +101,18 @@ def test_no_native_form_takes_a_field_that_it_does_not_know(store, name, monkeyp
 
 
 @pytest.mark.parametrize("store", FORMS)
-def test_native_forms_name_only_fields_that_there_are(store):
+def test_native_forms_name_only_existing_fields(store):
     for kind, names in FORMS[store][0].KNOWN.items():
         assert set(names) <= set(kind.__struct_fields__)
 
 
-def test_a_made_up_command_and_a_made_up_field_work(opened, url, clock):
+def test_a_new_command_with_a_new_field_works(opened, url, clock):
     connection = opened(url, clock=clock).connect("commands")
-    assert connection.execute([Paint(key="k", colour="red")]) == [Painted(before="")]
+    assert connection.execute([SetColour(key="k", colour="red")]) == [Changed(before="")]
     (granted,) = connection.execute([acquire("k", "a.1")])
-    batch = [Paint(key="k", colour="green"), acquire("k", "b.1", queue=True), Paint(key="other", colour="blue")]
-    painted, queued, fresh = connection.execute(batch)
-    assert (painted.before, queued.position, fresh.before) == ("red", 0, "")
+    batch = [SetColour(key="k", colour="green"), acquire("k", "b.1", queue=True), SetColour(key="other", colour="blue")]
+    changed, queued, fresh = connection.execute(batch)
+    assert (changed.before, queued.position, fresh.before) == ("red", 0, "")
     (released,) = connection.execute([release("k", "a.1", token=granted.token)])
     assert released.woken == ("b.1",)
     (confirmed,) = connection.execute([acquire("k", "b.1", queue=True)])
@@ -121,31 +121,36 @@ def test_a_made_up_command_and_a_made_up_field_work(opened, url, clock):
     assert seen.record.unknown == {"colour": "green"}
     (renewed,) = connection.execute([c.Renew(key="k", id="b.1", token=confirmed.token, ttl=SECOND)])
     assert isinstance(renewed, out.Renewed)
-    assert connection.execute([Paint(key="k", colour="")])[0].before == "green"
+    assert connection.execute([SetColour(key="k", colour="")])[0].before == "green"
 
 
-def test_a_made_up_command_about_runs_works(opened, url, clock):
+def test_a_new_command_about_runs_works(opened, url, clock):
     connection = opened(url, clock=clock).connect("commands")
     parent = NewRun(id="parent", type="order", input="1", request="q.1")
     child = NewRun(id="child", type="order", input="1", request="q.2", parent="parent")
     outcomes = connection.execute(
         [r.StartRun(new=parent), r.StartRun(new=child), Hurry(run="child"), Hurry(run="nobody")]
     )
-    assert outcomes[2:] == [Painted(before="0"), Painted(before="nothing")]
-    assert connection.execute([Hurry(run="child")]) == [Painted(before="1")]
+    assert outcomes[2:] == [Changed(before="0"), Changed(before="nothing")]
+    assert connection.execute([Hurry(run="child")]) == [Changed(before="1")]
     (seen,) = connection.execute([r.ReadRun(run="parent")])
     assert seen.claim.run.attributes == {"hurried": "child"}
 
 
-def test_a_made_up_command_that_fails_takes_nobody_along(opened, url, clock):
+def test_a_new_command_that_fails_does_not_affect_others(opened, url, clock):
     connection = opened(url, clock=clock).connect("commands")
-    batch = [acquire("a", "a.1"), Paint(key="b", colour=object()), acquire("c", "a.1"), Paint(key="c", colour="red")]
+    batch = [
+        acquire("a", "a.1"),
+        SetColour(key="b", colour=object()),
+        acquire("c", "a.1"),
+        SetColour(key="c", colour="red"),
+    ]
     outcomes = connection.execute(batch)
-    assert [type(one).__name__ for one in outcomes] == ["Granted", "Failed", "Granted", "Painted"]
+    assert [type(one).__name__ for one in outcomes] == ["Granted", "Failed", "Granted", "Changed"]
 
 
 class Basket(RecordStruct, frozen=True):
-    """A made-up type of record."""
+    """A new record type."""
 
     apples: int = 0
     ripe_at: int | None = None
@@ -155,7 +160,7 @@ BASKET = RecordType("basket", Basket, due="ripe_at")
 
 
 class PutApple(c.RecordCommand, frozen=True, kw_only=True):
-    """Put an apple into a basket; with the last of three, the basket is gone and its owner is woken."""
+    """Put an apple into a basket; with the third one the basket is removed and its owner is woken."""
 
     record_type = BASKET
     owner: str
@@ -163,11 +168,11 @@ class PutApple(c.RecordCommand, frozen=True, kw_only=True):
     def apply(self, record, now):
         apples = (record or Basket()).apples + 1
         if apples == 3:
-            return None, Painted(before=str(apples - 1), woken=(self.owner,))
-        return Basket(apples=apples, ripe_at=now), Painted(before=str(apples - 1))
+            return None, Changed(before=str(apples - 1), woken=(self.owner,))
+        return Basket(apples=apples, ripe_at=now), Changed(before=str(apples - 1))
 
 
-def test_a_made_up_type_of_record_needs_a_name_a_struct_and_a_rule(opened, url, clock):
+def test_a_new_record_type_needs_a_name_a_struct_and_a_rule(opened, url, clock):
     connection = opened(url, clock=clock).connect("commands")
     put = [PutApple(key=key, owner="a.1") for key in ("x", "y", "x", "x", "x")]
     assert [outcome.before for outcome in connection.execute(put)] == ["0", "0", "1", "2", "0"]

@@ -1,4 +1,4 @@
-"""A run of a workflow that no living worker knows says so, wherever somebody asks for it."""
+"""A run of a workflow that no worker knows is reported as such, wherever a client waits for it."""
 
 from __future__ import annotations
 
@@ -25,11 +25,13 @@ async def waiting(ctx: Context) -> None:
     await ctx.wait_for_signal("go")
 
 
-def test_a_result_that_does_not_come_says_that_no_worker_knows_the_workflow(url, played, engine_on):
-    async def story():
+def test_a_result_timeout_says_that_no_worker_knows_the_workflow(url, played, engine_on):
+    async def scenario():
         async with engine_on(url, [waiting]) as engine:
-            handle = await engine.start("strange")
-            with pytest.raises(RunResultTimeout, match=r"No running worker knows the workflow 'strange'.*is kept"):
+            handle = await engine.start("unknown_workflow")
+            with pytest.raises(
+                RunResultTimeout, match=r"No running worker knows the workflow 'unknown_workflow'.*is kept"
+            ):
                 await handle.result(timeout=0.05)
             mine = await engine.start(waiting)
             with pytest.raises(RunResultTimeout, match="The run continues"):
@@ -38,33 +40,33 @@ def test_a_result_that_does_not_come_says_that_no_worker_knows_the_workflow(url,
                 with pytest.raises(RunResultTimeout, match="The run continues"):
                     await client.runs.result(mine.id, timeout=0)
 
-    played(story)
+    played(scenario)
 
 
-def test_a_start_says_by_an_event_that_no_worker_knows_the_workflow(url, played, engine_on):
-    async def story():
+def test_a_start_emits_an_event_if_no_worker_knows_the_workflow(url, played, engine_on):
+    async def scenario():
         async with engine_on(url, [waiting]) as engine, AsyncClient(url) as client:
             told = []
             client.events.subscribe(lambda event: told.append((event.name, event.fields)))
             await client.runs.start("waiting")
-            run = await client.runs.start("strange")
+            run = await client.runs.start("unknown_workflow")
             nobody = [fields for name, fields in told if name == "no_worker_knows"]
-            assert nobody == [{"run": run, "workflow": "strange"}]
-            assert await engine.unclaimed() == {"strange@*": 1}
+            assert nobody == [{"run": run, "workflow": "unknown_workflow"}]
+            assert await engine.unclaimed() == {"unknown_workflow@*": 1}
 
-    played(story)
+    played(scenario)
 
 
 def test_a_client_reads_the_workers_once_for_several_starts_of_a_workflow(url, played):
-    async def story():
+    async def scenario():
         async with AsyncClient(url) as client:
             names = []
             client.events.subscribe(lambda event: names.append(event.name))
             for _ in range(3):
-                await client.runs.start("strange")
+                await client.runs.start("unknown_workflow")
             assert names.count("no_worker_knows") == 1
 
-    played(story)
+    played(scenario)
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -78,50 +80,52 @@ def joined(request, tmp_path):
 
 
 @pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
-def test_a_start_within_a_transaction_says_too_that_no_worker_knows_the_workflow(joined, played, engine_on, end):
+def test_a_start_within_a_transaction_also_emits_an_event_if_no_worker_knows_the_workflow(
+    joined, played, engine_on, end
+):
     url, connect = joined
     told = []
 
-    def tell(event):
+    def note(event):
         told.append((event.name, event.fields.get("run")))
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [waiting]) as engine:
-            engine.events.subscribe(tell)
+            engine.events.subscribe(note)
             with Client(url) as client, closing(connect()) as db:
-                client.events.subscribe(tell)
+                client.events.subscribe(note)
                 db.execute("BEGIN" if "postgres" in url else "BEGIN IMMEDIATE")
                 client.runs.start("waiting", connection=db)
-                here = client.runs.start("strange", connection=db)
+                here = client.runs.start("unknown_workflow", connection=db)
                 there = (await engine.start("stranger", connection=db)).id
                 assert [run for name, run in told if name == "no_worker_knows"] == [here, there]
                 db.execute(end)
 
-    played(story)
+    played(scenario)
 
 
 @workflow
-async def strange(ctx: Context) -> None:
-    """No engine is given this one."""
+async def unknown_workflow(ctx: Context) -> None:
+    """No engine has this workflow."""
 
 
 @workflow
 async def parent(ctx: Context) -> None:
     await ctx.start_child(known, id="mine")
-    await ctx.start_child(strange, id="nobody's")
+    await ctx.start_child(unknown_workflow, id="nobody's")
     await ctx.wait_for_signal("go")
 
 
-def test_an_event_says_that_no_worker_knows_the_workflow_of_a_child(url, played, engine_on):
+def test_an_event_is_emitted_if_no_worker_knows_the_workflow_of_a_child(url, played, engine_on):
     told = []
 
-    async def story():
+    async def scenario():
         async with engine_on(url, [parent, known]) as engine:
             engine.events.subscribe(lambda event: told.append((event.name, event.fields)))
             run = await engine.start(parent)
             await eventually_async(lambda: any(name == "no_worker_knows" for name, _ in told))
             assert (await run.info()).status == "running"
 
-    played(story)
+    played(scenario)
     nobody = [fields for name, fields in told if name == "no_worker_knows"]
-    assert nobody == [{"run": "nobody's", "workflow": "strange"}]
+    assert nobody == [{"run": "nobody's", "workflow": "unknown_workflow"}]

@@ -17,7 +17,7 @@ KINDS = ("sqlite", "postgres", "valkey", "redis")
 
 
 @dataclass(frozen=True)
-class Workplace:
+class WorkflowStore:
     """One store of a campaign."""
 
     kind: str
@@ -37,7 +37,7 @@ class Workplace:
 
 def main(
     script: str,
-    prove: Callable[[SizeT, int, Path, Report, Workplace], None],
+    prove: Callable[[SizeT, int, Path, Report, WorkflowStore], None],
     *,
     small: SizeT,
     full: SizeT,
@@ -49,10 +49,10 @@ def main(
     """Run the campaign on the selected stores, or one of its workers."""
 
     def on_server(size: SizeT, seed: int, folder: Path, report: Report, place: servers.Place) -> None:
-        prove(size, seed, folder, report, Workplace(place.kind, place.server.url))
+        prove(size, seed, folder, report, WorkflowStore(place.kind, place.server.url))
 
     def here(size: SizeT, seed: int, folder: Path, report: Report) -> None:
-        prove(size, seed, folder, report, Workplace("sqlite", ""))
+        prove(size, seed, folder, report, WorkflowStore("sqlite", ""))
 
     servers.main(
         script,

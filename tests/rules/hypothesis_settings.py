@@ -1,4 +1,4 @@
-"""How hard Hypothesis tries. A normal run is the same every time; `make test-rules` searches anew and longer."""
+"""Settings of Hypothesis. A normal run is the same every time; `make test-rules` searches at random, and longer."""
 
 from __future__ import annotations
 

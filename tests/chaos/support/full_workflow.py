@@ -72,7 +72,7 @@ async def small(ctx: Context, log: str) -> int:
 
 
 @workflow
-async def story(ctx: Context, job: dict[str, Any]) -> dict[str, Any]:
+async def full_workflow(ctx: Context, job: dict[str, Any]) -> dict[str, Any]:
     log = job["log"]
     first = await note(log, 1)
     both = await asyncio.gather(
@@ -84,7 +84,7 @@ async def story(ctx: Context, job: dict[str, Any]) -> dict[str, Any]:
     child = await ctx.child(small, log)
     async with ctx.mutex("till", scope="global"):
         tried = await blocking(log, 7)
-    counted = await ctx.state.workflow("stories", initial=0).increment()
+    counted = await ctx.state.workflow("completed", initial=0).increment()
     payments = await ctx.transaction("pay", pay, job["table"], 5) if job["transaction"] else 1
     return {
         "first": first,
@@ -121,4 +121,4 @@ async def fails_once(ctx: Context, path: str) -> int:
         return await ctx.step("go", go)
 
 
-WORKFLOWS = [story, small, sleeper, fails_once]
+WORKFLOWS = [full_workflow, small, sleeper, fails_once]

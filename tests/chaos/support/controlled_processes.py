@@ -26,7 +26,7 @@ MOMENT = 0.003
 """Seconds for which the lock is held in a turn."""
 
 
-# -- a puppet -----------------------------------------------------------------------------------------
+# -- a process -----------------------------------------------------------------------------------------
 
 
 class Witness(FaultyConnection):
@@ -57,7 +57,7 @@ class WitnessedStore(FaultyStore):
         return Witness(self._store.connect(role), self._plan, self._journal)
 
 
-class Puppet:
+class ControlledProcess:
     """The code of a remote-controlled process."""
 
     def __init__(self, job: dict[str, Any]) -> None:
@@ -109,7 +109,7 @@ class Puppet:
 
 
 def work(job: dict[str, Any]) -> None:
-    Puppet(job).obey()
+    ControlledProcess(job).obey()
 
 
 # -- the controlling side --------------------------------------------------------------------------------
@@ -119,22 +119,22 @@ def start(crew: Crew, count: int, *, url: str, ttl: float, env: dict[str, str] |
     return [crew.start({"url": url, "ttl": ttl}, env=env) for _ in range(count)]
 
 
-def ready(puppets: list[Worker]) -> bool:
-    return until(lambda: all(puppet.notes("ready") for puppet in puppets), within=STARTING, every=0.05)
+def ready(controlled_processes: list[Worker]) -> bool:
+    return until(lambda: all(process.notes("ready") for process in controlled_processes), within=STARTING, every=0.05)
 
 
-def ask(puppet: Worker, hf: Client, key: str, *, behind: int) -> bool:
+def ask(process: Worker, hf: Client, key: str, *, behind: int) -> bool:
     """Let a process request the lock, and wait until it has its position behind so many others."""
-    puppet.send_line(f"ask {key}")
+    process.send_line(f"ask {key}")
 
     def in_place() -> bool:
         info = hf.locks.inspect(key)
         present = [holder.pid for holder in info.holders] + [waiter.pid for waiter in info.waiters]
-        return len(present) == behind + 1 and present[-1] == puppet.pid
+        return len(present) == behind + 1 and present[-1] == process.pid
 
     return until(in_place, within=STARTING)
 
 
-def acquired(puppet: Worker, times: int, *, within: float) -> bool:
+def acquired(process: Worker, times: int, *, within: float) -> bool:
     """Whether the process has acquired a lock so many times."""
-    return until(lambda: len(puppet.notes("acquired")) >= times, within=within)
+    return until(lambda: len(process.notes("acquired")) >= times, within=within)

@@ -1,7 +1,7 @@
 """A fenced write on Redis and Valkey is done once or not at all, whatever the server refuses in its middle.
 
 Each write is sent while the user lacks the right to one Redis command, or while the memory is full. It raises, and
-value and fence are as before. Then the cause is taken away and the same write is sent again.
+value and fence are unchanged. Then the cause is removed and the same write is sent again.
 """
 
 import pytest
@@ -56,7 +56,7 @@ def stored(operator):
 
 
 def prepare(operator, write, floor):
-    """An older value and an older fence, or none of both."""
+    """Store an older value and an older fence, or neither."""
     if floor is not None:
         operator.set(fence_key(NAME), floor)
         operator.set(NAME, "old") if write is set_it else operator.rpush(NAME, "old")
@@ -64,7 +64,7 @@ def prepare(operator, write, floor):
 
 
 def expected(write, floor):
-    """What is there after the write was done once."""
+    """What is stored after the write was done once."""
     if write is set_it:
         return "new", str(T0)
     return (["new"] if floor is None else ["old", "new"]), str(T0)
@@ -73,9 +73,7 @@ def expected(write, floor):
 @pytest.mark.parametrize("write", [set_it, append_it])
 @pytest.mark.parametrize("floor", [None, T0 - 1], ids=["no fence", "an older fence"])
 @pytest.mark.parametrize("right", RIGHTS)
-def test_whichever_right_is_missing_nothing_is_written_and_sent_again_it_is_done_once(
-    operator, writer, write, floor, right
-):
+def test_with_any_right_missing_nothing_is_written_and_a_resend_is_done_once(operator, writer, write, floor, right):
     before = prepare(operator, write, floor)
     operator.execute_command("ACL", "SETUSER", "app", f"-{right}")
     with pytest.raises(RedisError, match=r"(?i)permission|can't run this command"):
@@ -86,8 +84,8 @@ def test_whichever_right_is_missing_nothing_is_written_and_sent_again_it_is_done
     assert stored(operator) == expected(write, floor)
 
 
-def test_a_script_that_lacks_a_right_of_its_own_has_written_nothing_and_shuts_out_older_holders(operator, writer):
-    """The fence is remembered before the script runs: what the script did until it failed is not known to it."""
+def test_a_script_that_lacks_a_right_has_written_nothing_and_refuses_older_holders(operator, writer):
+    """The fence is stored before the script runs, because the script may have written something before it failed."""
     prepare(operator, append_it, T0 - 1)
     operator.execute_command("ACL", "SETUSER", "app", "-RPUSH")
     with pytest.raises(RedisError, match=r"(?i)permission|can't run this command"):
@@ -100,7 +98,7 @@ def test_a_script_that_lacks_a_right_of_its_own_has_written_nothing_and_shuts_ou
 
 @pytest.mark.parametrize("write", [set_it, append_it])
 @pytest.mark.parametrize("floor", [None, T0 - 1, T0], ids=["no fence", "an older fence", "the same fence"])
-def test_when_the_memory_is_full_nothing_is_written_and_sent_again_it_is_done_once(operator, writer, write, floor):
+def test_with_full_memory_nothing_is_written_and_a_resend_is_done_once(operator, writer, write, floor):
     before = prepare(operator, write, floor)
     operator.config_set("maxmemory-policy", "noeviction")
     operator.config_set("maxmemory", "1")

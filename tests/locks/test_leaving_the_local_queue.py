@@ -1,4 +1,4 @@
-"""Leaving the local queue: cancelled, too late, interrupted, with a stuck or closed event loop, after a fork."""
+"""Leaving the local queue: by cancellation, timeout or interrupt, with a blocked or closed event loop, after a fork."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import threading
 from contextlib import ExitStack, suppress
 
 import pytest
-from crowds import callers, pass_through, queued_here, waiters
+from many_callers import callers, pass_through, queued_here, waiters
 from sync_async import on_a_loop
 from waiting import PATIENCE, eventually, eventually_async
 
@@ -22,8 +22,8 @@ from holdfast.locks.process_queue import queues
 
 
 @pytest.fixture(autouse=True)
-def _nobody_looks_around(monkeypatch):
-    """Callers are called. Those that look around by themselves would hide it if they were not."""
+def _no_periodic_checks(monkeypatch):
+    """Callers must be notified. Periodic checks would hide a missing notification."""
     monkeypatch.setattr(taking, "RECHECK_SECONDS", 10 * PATIENCE)
 
 
@@ -32,7 +32,7 @@ def _nobody_looks_around(monkeypatch):
 
 @pytest.mark.parametrize("kind", ["semaphore", "rw"])
 @on_a_loop
-async def test_cancelled_or_too_late_in_the_local_queue_leaves_nothing_behind(url, kind):
+async def test_a_caller_cancelled_or_timed_out_in_the_local_queue_leaves_nothing_behind(url, kind):
     async with AsyncClient(url) as hf:
         lock = hf.semaphore("s", permits=1) if kind == "semaphore" else hf.rwlock("s").write()
 
@@ -54,7 +54,7 @@ async def test_cancelled_or_too_late_in_the_local_queue_leaves_nothing_behind(ur
             pass
 
 
-def test_a_caller_in_the_local_queue_hears_that_its_client_was_closed(url, monkeypatch):
+def test_closing_a_client_wakes_its_callers_in_the_local_queue_of_a_semaphore(url, monkeypatch):
     monkeypatch.setattr(taking, "RECHECK_SECONDS", 0.05)
     errors = []
     with Client(url) as holder, holder.semaphore("s", permits=1):
@@ -72,7 +72,7 @@ def test_a_caller_in_the_local_queue_hears_that_its_client_was_closed(url, monke
     assert len(queues) == 0
 
 
-def test_a_caller_whose_loop_ends_in_the_local_queue_does_not_stop_the_others(url):
+def test_a_caller_whose_loop_closes_in_the_local_queue_does_not_stop_the_others(url):
     client = AsyncClient(url)
     with Client(url) as holder:
         lease = holder.semaphore("s", permits=1).acquire()
@@ -84,7 +84,7 @@ def test_a_caller_whose_loop_ends_in_the_local_queue_does_not_stop_the_others(ur
         loop.close()
         del task, tasks
         address = (client.runtime.store.identity, "s", "semaphore")
-        # Some may still be on their way to the store; then a later collection finds them.
+        # The commands of some may still be in progress; then a later collection finds them.
         eventually(lambda: (gc.collect(), not queued_here(client, "s") and len(queues.blockers(address)) == 1)[1])
         lease.release()
         with holder.semaphore("s", permits=1, wait=PATIENCE):
@@ -92,8 +92,8 @@ def test_a_caller_whose_loop_ends_in_the_local_queue_does_not_stop_the_others(ur
     asyncio.run(client.close())
 
 
-def test_a_caller_that_was_not_called_finds_out_by_itself(url, monkeypatch):
-    """Whoever left was interrupted just before it could call the next one."""
+def test_a_caller_that_was_not_notified_checks_by_itself(url, monkeypatch):
+    """The caller that left was interrupted just before it could notify the next one."""
     monkeypatch.setattr(taking, "RECHECK_SECONDS", 0.05)
     served = []
     with Client(url) as hf:
@@ -134,7 +134,7 @@ def test_a_long_wait_in_the_local_queue_is_reported_once(url, monkeypatch):
 
 
 class StuckLoop:
-    """An event loop in a thread of its own, with tasks that ask for a lock, which can be made to stand still."""
+    """An event loop in its own thread, with tasks that acquire a lock; the test can block the loop."""
 
     def __init__(self, url):
         self._going_on = threading.Event()
@@ -174,7 +174,7 @@ class StuckLoop:
         self._loop.call_soon_threadsafe(begin)
 
     def stand_still(self):
-        """Block the loop. What it had sent before is answered by the store when this returns."""
+        """Block the loop. Commands that it sent before have their outcome when this returns."""
         standing = threading.Event()
         self._loop.call_soon_threadsafe(lambda: (standing.set(), self._going_on.wait(10 * PATIENCE)))
         assert standing.wait(PATIENCE)
@@ -185,8 +185,8 @@ class StuckLoop:
 
 
 @pytest.mark.parametrize("kind", ["mutex", "semaphore", "rw"])
-def test_callers_of_a_loop_that_stands_still_do_not_stop_the_others(url, kind, monkeypatch):
-    """Those of them that wait in the store lose their place there; those that wait here are passed over."""
+def test_callers_of_a_blocked_loop_do_not_stop_the_others(url, kind, monkeypatch):
+    """Its callers that wait in the store lose their position there; those in the local queue are passed over."""
     monkeypatch.setattr(taking, "RECHECK_SECONDS", 0.05)
     monkeypatch.setattr(taking, "WAITER_TTL", 500_000)
     makers = {
@@ -219,7 +219,7 @@ def test_callers_of_a_loop_that_stands_still_do_not_stop_the_others(url, kind, m
     assert len(queues) == 0
 
 
-def test_a_caller_that_tries_once_gets_what_those_of_a_stuck_loop_do_not_take(url, monkeypatch):
+def test_a_caller_that_tries_once_gets_a_permit_that_callers_of_a_blocked_loop_do_not_take(url, monkeypatch):
     monkeypatch.setattr(taking, "WAITER_TTL", 500_000)
 
     def make(hf):
@@ -244,8 +244,8 @@ def test_a_caller_that_tries_once_gets_what_those_of_a_stuck_loop_do_not_take(ur
     assert len(queues) == 0
 
 
-def test_a_synchronous_caller_that_blocks_the_loop_of_those_before_it_is_served(url, monkeypatch):
-    """It is a mistake to block a loop, and must not be the end: those before it cannot go on until it has."""
+def test_a_sync_caller_that_blocks_the_loop_of_earlier_callers_is_granted(url, monkeypatch):
+    """Blocking a loop is a mistake, but must not deadlock: the callers before it cannot continue until it has."""
     monkeypatch.setattr(taking, "RECHECK_SECONDS", 0.05)
     monkeypatch.setattr(taking, "WAITER_TTL", 500_000)
 
@@ -264,7 +264,7 @@ def test_a_synchronous_caller_that_blocks_the_loop_of_those_before_it_is_served(
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_after_a_fork_the_child_queues_behind_none_of_its_parents_callers(url):
+def test_after_a_fork_the_child_does_not_queue_behind_callers_of_its_parent(url):
     with Client(url) as hf:
         lease = hf.semaphore("s", permits=1).acquire()
 

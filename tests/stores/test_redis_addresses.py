@@ -1,4 +1,4 @@
-"""Where a Redis is: URLs, clients that a program has already, TLS, clusters, forks."""
+"""Addresses of a Redis: URLs, existing clients of a program, TLS, clusters, forks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def namespace(tmp_path):
 # ---------------------------------------------------------------- addresses
 
 
-def test_the_names_of_one_server_are_one_store(opened):
+def test_all_names_of_one_server_are_one_store(opened):
     same = ["redis://127.0.0.1:6379/0", "redis://localhost", "valkey://localhost:6379", "redis://app:pw@LOCALHOST/0",
             "redis://localhost?db=0&socket_timeout=3"]  # fmt: skip
     assert len({opened(url).identity for url in same}) == 1
@@ -64,11 +64,11 @@ def test_the_timeouts_have_sane_defaults(opened, valkey):
     assert (inner.socket_timeout, inner.socket_connect_timeout, inner.socket_keepalive) == (5, 5, True)
 
 
-def test_nothing_is_reached_before_it_is_needed(opened):
+def test_no_connection_is_opened_before_it_is_needed(opened):
     opened("redis://127.0.0.1:1/0").close()
 
 
-def test_the_examples_of_the_page_run(valkey, namespace):
+def test_the_examples_of_the_documentation_run(valkey, namespace):
     page = (Path(__file__).parents[2] / "docs/stores/redis.md").read_text()
     examples = re.findall(r"^```py\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     assert len(examples) == 2
@@ -81,7 +81,7 @@ def test_the_examples_of_the_page_run(valkey, namespace):
 
 
 @pytest.mark.parametrize("options", [{}, {"decode_responses": True}, {"protocol": 3}, {"protocol": 2}, {"db": 2}])
-def test_an_existing_client_is_adopted(opened, valkey, namespace, options):
+def test_an_existing_client_is_accepted_as_the_store(opened, valkey, namespace, options):
     with redis.Redis(port=valkey.port, **options) as client:
         store = opened(client, namespace=namespace)
         connection = store.connect("commands")
@@ -102,7 +102,7 @@ def test_an_existing_client_may_have_another_prefix(opened, valkey, namespace):
             opened(client, options={"socket_timeout": 3})
 
 
-def test_a_pool_that_is_full_costs_nobody_a_lease(opened, valkey, namespace):
+def test_a_full_pool_costs_no_lease(opened, valkey, namespace):
     pool = redis.ConnectionPool(port=valkey.port, max_connections=1)
     taken = pool.get_connection()
     connection = opened(redis.Redis(connection_pool=pool), namespace=namespace).connect("heartbeats")
@@ -111,7 +111,7 @@ def test_a_pool_that_is_full_costs_nobody_a_lease(opened, valkey, namespace):
     pool.disconnect()
 
 
-def test_a_client_of_holdfast_takes_an_existing_one(valkey, namespace):
+def test_a_holdfast_client_accepts_an_existing_redis_client(valkey, namespace):
     with redis.Redis(port=valkey.port) as client:
         with Client(client, namespace=namespace) as hf, hf.lock("k") as lease:
             assert lease.token
@@ -119,12 +119,12 @@ def test_a_client_of_holdfast_takes_an_existing_one(valkey, namespace):
 
 
 @pytest.mark.parametrize("kind", [redis.asyncio.Redis, redis.asyncio.RedisCluster])
-def test_an_asynchronous_client_is_refused_with_the_way_out(kind):
+def test_an_async_redis_client_is_refused_with_what_to_do(kind):
     with pytest.raises(InvalidOption, match=r"thread of its own.*sync redis\.Redis"):
         open_store(kind(host="127.0.0.1"), namespace="default")
 
 
-def test_the_asynchronous_client_of_holdfast_takes_the_synchronous_one(valkey, namespace):
+def test_an_async_holdfast_client_accepts_a_sync_redis_client(valkey, namespace):
     async def main(client):
         async with AsyncClient(client, namespace=namespace) as hf, hf.lock("k") as lease:
             return lease.token
@@ -145,7 +145,7 @@ def tls(certificates):
 
 
 @pytest.mark.parametrize("scheme", ["rediss", "valkeys"])
-def test_a_way_by_tls_works_and_wakes(tls, certificates, scheme, namespace, opened):
+def test_commands_and_notifications_work_over_tls(tls, certificates, scheme, namespace, opened):
     url = f"{scheme}://:s3cret@localhost:{tls}/0?ssl_ca_certs={certificates}/ca.crt"
     store = opened(url, namespace=namespace)
     heard = []
@@ -158,12 +158,12 @@ def test_a_way_by_tls_works_and_wakes(tls, certificates, scheme, namespace, open
     assert "s3cret" not in store.url
 
 
-def test_a_certificate_that_nobody_vouches_for_is_refused(tls, opened):
+def test_an_untrusted_certificate_is_refused(tls, opened):
     with pytest.raises(StoreUnusable, match=r"certificate.*ssl_ca_certs"):
         opened(f"rediss://:s3cret@localhost:{tls}/0").connect("commands")
 
 
-def test_without_tls_where_it_is_asked_for_there_is_no_connection(tls, opened):
+def test_a_connection_without_tls_to_a_tls_server_is_refused(tls, opened):
     with pytest.raises((StoreUnavailable, StoreUnusable)):
         opened(f"redis://:s3cret@localhost:{tls}/0").connect("commands")
 
@@ -181,7 +181,7 @@ def node():
         yield server
 
 
-def test_a_cluster_client_is_adopted(node, opened, namespace):
+def test_a_cluster_client_is_accepted_as_the_store(node, opened, namespace):
     client = RedisCluster(startup_nodes=[ClusterNode("127.0.0.1", node.port)])
     store = opened(client, namespace=namespace)
     heard = []
@@ -193,7 +193,7 @@ def test_a_cluster_client_is_adopted(node, opened, namespace):
     client.close()
 
 
-def test_a_node_whose_url_does_not_say_so_is_used_and_reported(node, opened, namespace):
+def test_a_cluster_node_without_the_cluster_option_is_used_and_reported(node, opened, namespace):
     store = opened(node.url, namespace=namespace)
     assert isinstance(store.connect("commands").execute([acquire()])[0], out.Granted)
     assert {finding.check: finding.level for finding in store.diagnose()}["cluster"] == "problem"
@@ -218,7 +218,7 @@ def test_a_cluster_without_all_its_slots_is_not_ambiguous(node, opened, namespac
 # ---------------------------------------------------------------- fork
 
 
-def test_a_child_of_a_fork_opens_its_own_and_the_parent_goes_on(valkey, namespace, opened):
+def test_a_forked_child_opens_its_own_connection_and_the_parent_continues(valkey, namespace, opened):
     store = opened(valkey.url, namespace=namespace)
     connection = store.connect("commands")
     (held,) = connection.execute([acquire()])

@@ -4,28 +4,28 @@ from __future__ import annotations
 
 from .runner import Mutant
 
-TEST = "tests/stores/test_redis_whole.py::test_a_command_is_done_once_or_not_at_all_whichever_right_is_missing"
+TEST = "tests/stores/test_redis_atomicity.py::test_a_command_is_done_once_or_not_at_all_whichever_right_is_missing"
 FAULTS = "tests/stores/test_redis_faults.py::"
 RIGHTS = "tests/stores/test_redis_rights.py::"
 
 GROWTH = "tests/stores/test_redis_growth.py::"
 
-WRONG = "tests/stores/test_redis_whole.py::test_a_wrong_type_in_the_place_of_an_index_leaves_nothing_half_done"
-CROWDS = "tests/stores/test_redis_run_load.py::"
-LISTED = GROWTH + "test_every_list_is_what_the_rules_say[valkey-0]"
-PREFIXED = GROWTH + "test_of_very_many_ids_with_a_prefix_the_newest_is_looked_for_by_time_up_to_a_bound"
+WRONG = "tests/stores/test_redis_atomicity.py::test_a_wrong_type_at_the_key_of_an_index_leaves_nothing_half_done"
+RUN_LOAD = "tests/stores/test_redis_run_load.py::"
+LISTED = GROWTH + "test_every_list_equals_that_of_the_rules[valkey-0]"
+PREFIXED = GROWTH + "test_of_very_many_ids_with_a_prefix_the_newest_are_searched_by_time_up_to_a_bound"
 LISTS, WRITE = "stores/redis/lists.py", "stores/redis/lua/write.lua"
 
-REDIS_WHOLE = [
+REDIS_ATOMICITY = [
     Mutant(
-        "lists walk all runs whatever they look for",
+        "lists read all runs whatever the filter is",
         LISTS,
         "        best = totals.index(min(totals))\n",
         "        best = 0\n",
-        (GROWTH + "test_lists_and_looks_cost_the_same_among_few_runs_and_among_many[valkey]",),
+        (GROWTH + "test_lists_and_queries_cost_the_same_among_few_runs_and_among_many[valkey]",),
     ),
     Mutant(
-        "a list does not look at what its set leaves open",
+        "a list does not check the rest of the filter",
         LISTS,
         "if run is not None and wanted.fits(run)]",
         "if run is not None]",
@@ -36,7 +36,7 @@ REDIS_WHOLE = [
         LISTS,
         "            bound = max((head.items[-1] for head in full if not head.ended), default=None)\n",
         "            bound = None\n",
-        (GROWTH + "test_a_list_from_several_sets_is_in_order_where_most_do_not_fit[valkey]",),
+        (GROWTH + "test_a_list_from_several_sets_is_in_order_although_most_entries_do_not_match[valkey]",),
     ),
     Mutant(
         "runs with a prefix are listed by their ids",
@@ -46,7 +46,7 @@ REDIS_WHOLE = [
         (LISTED,),
     ),
     Mutant(
-        "a common prefix is looked for among newer runs only",
+        "a common prefix is searched among newer runs only",
         LISTS,
         "            if in_vain >= IN_VAIN and not ordered:\n",
         "            if False:\n",
@@ -60,11 +60,11 @@ REDIS_WHOLE = [
         (PREFIXED + "[valkey-by_time]",),
     ),
     Mutant(
-        "runs that begin with a prefix are looked at whenever they began",
+        "runs with a prefix are read outside the requested time too",
         LISTS,
         "wanted.until is None or cursor[0] < wanted.until",
         "True",
-        (GROWTH + "test_of_ids_with_a_prefix_only_those_of_the_time_that_is_asked_for_are_looked_at[valkey]",),
+        (GROWTH + "test_of_ids_with_a_prefix_only_those_of_the_requested_time_are_read[valkey]",),
     ),
     Mutant(
         "the oldest runs are listed first",
@@ -81,11 +81,11 @@ REDIS_WHOLE = [
         (LISTED,),
     ),
     Mutant(
-        "a page looks at as many runs as there are",
+        "a page reads any number of runs",
         LISTS,
         "                if looked >= MOST_LOOKS:\n",
         "                if False:\n",
-        (CROWDS + "test_a_page_that_finds_nothing_among_many_says_where_to_go_on[valkey]",),
+        (RUN_LOAD + "test_an_empty_page_among_many_runs_returns_a_cursor[valkey]",),
     ),
     Mutant(
         "a command begins to write before its rights are known",
@@ -95,7 +95,7 @@ REDIS_WHOLE = [
         (TEST + "[valkey-RecordRun-Park]", TEST + "[valkey-Cleanup]"),
     ),
     Mutant(
-        "a command begins to write before it is known what stands in the place of its indexes",
+        "a command begins to write before the types of its indexes are checked",
         WRITE,
         'if there.err or (there.ok ~= kind and there.ok ~= "none") then',
         "if there.err then",
@@ -109,7 +109,7 @@ REDIS_WHOLE = [
         (TEST + "[redis-StartRun]",),
     ),
     Mutant(
-        "on an old server the memory is not asked for before the first write",
+        "on an old server the memory is not checked before the first write",
         WRITE,
         '    table.insert(names, 1, "ZADD")\n',
         "",
@@ -137,11 +137,11 @@ REDIS_WHOLE = [
         (TEST + "[valkey-Release-to-waiter]",),
     ),
     Mutant(
-        "nobody asks for the rights of a user",
+        "the rights of a user are not checked",
         "stores/redis/store.py",
         "            permissions.check_once(self._place, link, self.layout.index)\n",
         "",
-        (RIGHTS + "test_a_user_that_lacks_one_command_is_refused_at_connecting_and_told_which[valkey-HDEL]",),
+        (RIGHTS + "test_a_user_that_lacks_a_command_is_refused_at_connecting_with_its_name[valkey-HDEL]",),
     ),
     Mutant(
         "a link that was lost after a batch stays lost",
@@ -149,8 +149,8 @@ REDIS_WHOLE = [
         "            self._reopen = self._link.lost\n",
         "            self._reopen = False\n",
         (
-            FAULTS + "test_a_connection_that_is_lost_after_a_batch_was_carried_out_is_opened_again[valkey]",
-            FAULTS + "test_a_connection_that_cannot_be_opened_again_after_a_batch_did_nothing_of_the_next_one[valkey]",
+            FAULTS + "test_a_connection_that_is_lost_after_a_batch_was_executed_is_opened_again[valkey]",
+            FAULTS + "test_a_connection_that_cannot_be_opened_again_has_executed_nothing_of_the_next_batch[valkey]",
         ),
     ),
     Mutant(
@@ -158,30 +158,30 @@ REDIS_WHOLE = [
         "stores/redis/store.py",
         "            error.ambiguous = error.ambiguous or source.began",
         "            error.ambiguous = error.ambiguous or (source.began and error.retryable)",
-        (FAULTS + "test_an_error_after_a_part_of_a_batch_was_carried_out_is_ambiguous_whatever_it_is[valkey]",),
+        (FAULTS + "test_any_error_after_a_part_of_a_batch_was_executed_is_ambiguous[valkey]",),
     ),
     Mutant(
-        "a command that the server refuses takes its neighbours along",
+        "a command that the server refuses fails the others of its batch",
         "stores/redis/connection.py",
         "return StepRefused(reason) if isinstance(reason, StoreUnusable) else self.failed(error)",
         "return self.failed(error)",
         (
-            FAULTS + "test_a_command_that_the_server_refuses_fails_alone_and_the_connection_goes_on[valkey]",
-            FAULTS + "test_a_look_that_the_server_refuses_fails_alone[valkey]",
+            FAULTS + "test_a_command_that_the_server_refuses_fails_alone_and_the_connection_stays_usable[valkey]",
+            FAULTS + "test_a_query_that_the_server_refuses_fails_alone[valkey]",
         ),
     ),
     Mutant(
-        "a busy server is blamed on others",
+        "a blocked server is attributed to other programs",
         "stores/redis/errors.py",
         "belong to another program or to Holdfast (EVALSHA {_SHAS})",
         "belong to another program",
-        (FAULTS + "test_our_own_script_may_be_the_slow_one_and_is_told_when_it_is_killed[valkey]",),
+        (FAULTS + "test_a_slow_script_of_holdfast_that_is_killed_gets_an_error[valkey]",),
     ),
     Mutant(
-        "a script that was killed may have been carried out",
+        "a script that was killed is reported as ambiguous",
         "stores/redis/errors.py",
         '    "Script killed by user": "KILLED",\n',
         "",
-        (FAULTS + "test_our_own_script_may_be_the_slow_one_and_is_told_when_it_is_killed[valkey]",),
+        (FAULTS + "test_a_slow_script_of_holdfast_that_is_killed_gets_an_error[valkey]",),
     ),
 ]

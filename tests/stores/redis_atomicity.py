@@ -1,6 +1,6 @@
 """Cases for the tests that no command is half done in a Redis: a prepared namespace, and every kind of command on it.
 
-`Stage` tells the same preparation to a store and to the rules, and compares what both say.
+`Stage` prepares a store and the rules in the same way, and compares their outcomes.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ LOOKS: list[c.Command] = [
 
 
 class Stage:
-    """A prepared namespace and what the rules make of it. `connect` opens a connection of the user that is tried."""
+    """A prepared namespace and the same state of the rules. `connect` opens a connection of the tested user."""
 
     def __init__(self, connect, operator: redis.Redis, base: str, clock, raw: redis.Redis) -> None:
         self.connect, self.operator, self.base, self.clock, self._raw = connect, operator, base, clock, raw
@@ -223,12 +223,12 @@ class Stage:
         return rules
 
     def send(self, commands: list[c.Command]) -> list[Outcome]:
-        """Send a batch over a connection of its own."""
+        """Send a batch over a new connection."""
         with self.connecting() as connection:
             return connection.execute(commands)
 
     def equals(self, rules: Rules, commands: list[c.Command]) -> bool:
-        """Whether the store answers this batch as the rules do, and shows the same afterwards."""
+        """Whether the store has the same outcomes for this batch as the rules, and the same records afterwards."""
         now = self.clock.now
         pairs = ((self.send(some), rules.execute(some, now)) for some in (commands, LOOKS))
         return all(list(map(unversioned, answers)) == list(map(unversioned, expected)) for answers, expected in pairs)
@@ -238,7 +238,7 @@ class Stage:
         return closing(self.connect())
 
     def stored(self) -> dict[str, object]:
-        """All that is stored, to the letter; of a run's fields those that say something."""
+        """Everything that is stored, byte for byte; of a run only the fields with a value."""
         with self.operator.pipeline(transaction=False) as pipe:
             names = sorted(name for name in self.operator.keys("*") if name.startswith(self.base))
             for name in names:
@@ -255,12 +255,12 @@ class Stage:
             values = pipe.execute()
         found = {name.removeprefix(self.base): value for name, value in zip(names, values, strict=True)}
         for name, value in found.items():
-            if name.startswith("run:"):  # what is empty is as in the beginning
+            if name.startswith("run:"):  # an empty field equals a missing one
                 found[name] = {field: text for field, text in value.items() if text or field == "result"}
         keys = [(key, score) for key, score in found.get("keys", ()) if f"lock:{key}" in found]
         of_type = "records:keys:tally"
         counts = [(key, score) for key, score in found.get(of_type, ()) if f"record:tally:{key}" in found]
-        return found | {"keys": keys, of_type: counts}  # a name without a record is passed over
+        return found | {"keys": keys, of_type: counts}  # a name without a record is skipped
 
 
 SENDERS = ("lua/*.lua", "reading.py", "writing.py", "lists.py", "source.py")

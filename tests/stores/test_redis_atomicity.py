@@ -1,9 +1,9 @@
 """No command is half done in a Redis: whatever the server refuses in the middle, it is done once or not at all.
 
 Every kind of command is sent while the user lacks the right to one Redis command, while the memory is full, or while
-something else stands in the place of an index. Then the cause is taken away and the same command is sent again, as a
-client does. What is stored and what is answered is what the rules say, either as if it had not been sent the first
-time, or as if it had been carried out then.
+the key of an index has a wrong type. Then the cause is removed and the same command is sent again, as a client does.
+Records and outcomes are those of the rules, either as if it had not been sent the first time, or as if it had been
+executed then.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from providers import REDISES
 
 from holdfast.errors import StoreError
 from holdfast.testing.builders import ManualClock
-from stores.redis_whole import CASES, Stage, commands_of_the_scripts
+from stores.redis_atomicity import CASES, Stage, commands_of_the_scripts
 from stores.test_redis_faults import user
 
 BASE = "holdfast:{default}:"
@@ -59,7 +59,7 @@ def stage(own, operator, opened):
 
 
 def used(operator, stage, commands):
-    """The Redis commands that a batch is carried out with, and everything that is stored before and after it."""
+    """The Redis commands that execute a batch, and everything that is stored before and after it."""
     stage.prepare()
     before = stage.stored()
     names = commands_of_the_scripts(operator)
@@ -106,8 +106,8 @@ def test_a_command_is_done_once_or_not_at_all_whichever_right_is_missing(operato
 
 
 @EVERY
-def test_a_batch_that_was_refused_in_its_middle_is_completed_by_sending_it_again(operator, stage):
-    """Its commands are independent of each other: some may have been carried out, and these are not done twice."""
+def test_a_batch_that_was_refused_in_the_middle_is_completed_by_sending_it_again(operator, stage):
+    """Its commands are independent of each other: some may have been executed, and these are not done twice."""
     batch = [command for case in BATCH for command in CASES[case]]
     names, _, _ = used(operator, stage, batch)
     for name in sorted(names):
@@ -146,12 +146,12 @@ RECORDS = ("run:", "journal:", "inbox:", "lock:", "slot:", "record:")
 
 @pytest.mark.parametrize("case", CASES)
 @NEWEST
-def test_a_wrong_type_in_the_place_of_an_index_leaves_nothing_half_done(operator, stage, case):
+def test_a_wrong_type_at_the_key_of_an_index_leaves_nothing_half_done(operator, stage, case):
     commands, wrong, told = CASES[case], set(), []
     _, before, after = used(operator, stage, commands)
     for name in sorted(before.keys() | after.keys()):
         if name.startswith(RECORDS):
-            continue  # what is damaged in a record is refused by name, and has tests of its own
+            continue  # damaged records are refused by name, and have other tests
         rules = stage.prepare()
         with stage.connecting() as connection:
             operator.eval(PUT_ASIDE, 2, BASE + name, "aside")
