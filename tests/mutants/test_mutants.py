@@ -22,6 +22,7 @@ from .run_locks import LOCKS_OF_RUNS, OF_THE_ENGINE
 from .run_queues import OF_THE_WORKER, RUN_QUEUES
 from .runner import NOT_THE_COPY, PACKAGE, ROOT, Mutant, Useless, caught, copy_package, end_servers, run_tests
 from .servers import SERVERS
+from .sql import SQL
 from .sqlite import SQLITE
 from .table import MUTANTS as RULES
 from .workflows import WORKFLOWS
@@ -46,6 +47,7 @@ MUTANTS = [
     *OF_RECORDS,
     *GUARDS,
     *SERVERS,
+    *SQL,
 ]
 TRIED = MUTANTS if os.environ.get("HOLDFAST_MUTANTS") == "all" else CHEAP
 

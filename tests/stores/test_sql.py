@@ -18,8 +18,11 @@ from holdfast.errors import InvalidOption, StoreUnavailable, StoreUnusable
 from holdfast.platform import host_clock
 from holdfast.rules import lock_outcomes as out
 from holdfast.stores import open_store
+from holdfast.stores import questions as q
 from holdfast.stores.sql.address import parse
 from holdfast.stores.sql.mssql import SqlServerDialect
+from holdfast.stores.sql.mysql import MySqlDialect
+from holdfast.stores.sql.reading import Reading
 from holdfast.stores.sql.tables import SqlTables
 from holdfast.testing.builders import acquire, release, renew
 from holdfast.testing.proxy import Proxy
@@ -77,6 +80,12 @@ def raw(url):
     return pymysql.connect(**address.dialect._options, client_flag=CLIENT.MULTI_STATEMENTS, autocommit=True)
 
 
+def row_lock_waits(url):
+    with raw(url) as db, db.cursor() as cursor:
+        cursor.execute("SHOW GLOBAL STATUS LIKE 'Innodb_row_lock_waits'")
+        return int(cursor.fetchone()[1])
+
+
 def test_a_row_that_another_transaction_has_locked_fails_its_own_command_only(maria):
     with Client(maria) as hf, raw(maria) as other:
         hf.hold("busy", ttl=60)
@@ -87,7 +96,9 @@ def test_a_row_that_another_transaction_has_locked_fails_its_own_command_only(ma
         store = open_store(maria, namespace="default")
         connection = store.connect("commands")
         try:
+            before = row_lock_waits(maria)
             failed, granted = connection.execute([c.ForceRelease(key="busy", by="me", reason="test"), acquire("free")])
+            assert row_lock_waits(maria) == before, "a batch waited for the row"
             assert isinstance(granted, out.Granted)
             assert isinstance(failed, c.Failed)
             assert failed.error.retryable
@@ -148,7 +159,7 @@ def test_every_acknowledged_grant_is_there_after_the_server_was_killed():
             lease.release()
 
 
-def test_keys_that_text_columns_take_for_equal_are_distinct_and_listed_in_the_order_of_code_points(url):
+def test_keys_that_text_columns_take_for_equal_are_distinct_and_listed_in_code_point_order(url):
     keys = ["a", "A", "a ", "ä", "a\u0308", "Z", "😀", "x" * 512]
     with Client(url, namespace="n" * 512) as hf:
         for key in keys:
@@ -295,3 +306,12 @@ def test_the_queries_of_the_documentation_show_locks_and_runs(maria, request):
     assert [row[0] for row in locks] == ["invoice:42"]
     assert failed == ()
     assert [number for number, _ in journal] == [0]
+
+
+def test_the_clock_is_read_after_the_records():
+    """A time that is older than a record would let a rule shorten the expiry of another holder."""
+    dialect = MySqlDialect({})
+    questions = [q.LockByKey("k"), q.RegisteredWorkers(), q.GroupSize("g", queued=True), q.DueLocks(10)]
+    reading = Reading(questions, dialect=dialect, tables=SqlTables(dialect, ""), namespace="n", at=None)
+    assert reading.statements[-1] == f"SELECT {dialect.clock}"
+    assert len(reading.statements) == 6

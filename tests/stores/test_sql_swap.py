@@ -15,8 +15,8 @@ from holdfast.rules.runs.outcomes import RunSeen, Started
 from holdfast.stores.sql.source import SqlSource
 from holdfast.testing.builders import SECOND
 from holdfast.testing.suite.runs import signal, start
-from stores.runs_asking import ask, hire
-from stores.test_redis_swap import CASES
+from stores.runs_asking import add_worker, ask
+from stores.swap_cases import CASES
 
 KINDS = ("mariadb", "postgres_by_sql")
 
@@ -30,7 +30,7 @@ def provider(request):
 def test_a_decision_is_made_again_if_another_client_changed_what_it_depends_on(opened, url, clock, monkeypatch, case):
     store = opened(url, clock=clock)
     connection, other = store.connect("commands"), store.connect("commands")
-    hire(connection, seconds=3600)
+    add_worker(connection, seconds=3600)
     for command in case.before:
         (outcome,) = connection.execute([command])
         assert not isinstance(outcome, c.Failed), outcome
@@ -74,7 +74,7 @@ def test_workers_that_were_only_read_for_hints_may_change_in_between(opened, url
     def interrupted(source, *decided):
         tries.append(source)
         if len(tries) == 1:
-            hire(other, "v.1")
+            add_worker(other, "v.1")
         return write(source, *decided)
 
     monkeypatch.setattr(SqlSource, "write", interrupted)

@@ -1,0 +1,134 @@
+"""Mutants of the relational implementation: what must be unchanged when a decision is written, and what is locked."""
+
+from __future__ import annotations
+
+from .runner import Mutant
+
+SWAP = "tests/stores/test_sql_swap.py::test_a_decision_is_made_again_if_another_client_changed_what_it_depends_on"
+SWAPS = "tests/stores/test_sql_swap.py::"
+STORE = "tests/stores/test_sql.py::"
+WRITING, READING, MYSQL = "stores/sql/writing.py", "stores/sql/reading.py", "stores/sql/mysql.py"
+WITHIN = "tests/workflows/test_transactions_mysql.py::"
+CLOCK = '        self._step(f"SELECT {self._clock}", self._take_time)\n'
+READS = ("guards", "workers", "runs", "about_runs", "records", "groups", "lists")
+RECORDS = "".join(f"        self._read_{name}()\n" for name in READS)
+
+
+def on_mariadb(case: str) -> str:
+    return f"{SWAP}[mariadb-{case.replace(' ', '-')}]"
+
+
+SQL = [
+    Mutant(
+        "stamps are not compared",
+        WRITING,
+        'self._dialect.insist(f"x.n = {len(there)} AND x.total = {sum(there)}", source)',
+        'self._dialect.insist(f"x.n = {len(there)}", source)',
+        (on_mariadb("a lock"), on_mariadb("a state")),
+    ),
+    Mutant(
+        "a row that appeared is not noticed",
+        WRITING,
+        'self._dialect.insist(f"x.n = {len(there)} AND x.total = {sum(there)}", source)',
+        'self._dialect.insist(f"x.n >= {len(there)} AND x.total >= {sum(there)}", source)',
+        (on_mariadb("the published limits"),),
+    ),
+    Mutant(
+        "the guards of groups are not compared",
+        WRITING,
+        '        self._same(tables.guards, "name", {name: known[name] for name in known.keys() - shared})\n',
+        "",
+        (on_mariadb("the number of admitted runs"), on_mariadb("the first run of a queue")),
+    ),
+    Mutant(
+        "a change of a group leaves its guard as it was",
+        WRITING,
+        '            self._update(self._tables.guards, f"name IN {listing(old)}", stamp=self._stamp)\n',
+        "            pass\n",
+        (on_mariadb("the number of admitted runs"),),
+    ),
+    Mutant(
+        "a run gets a worker without a look at the registered workers",
+        WRITING,
+        "        if moved:\n            guards.add(ALL_WORKERS)\n",
+        "",
+        (on_mariadb("the worker unregisters"),),
+    ),
+    Mutant(
+        "the runs of a worker that unregisters are not counted again",
+        WRITING,
+        "            elif isinstance(question, q.RunsOf) and changes.workers.get(question.worker, question) is None:",
+        "            elif isinstance(question, q.RunsOf) and changes.workers is None:",
+        (on_mariadb("a worker that unregisters gets another run"),),
+    ),
+    Mutant(
+        "new limits do not count the queued runs again",
+        WRITING,
+        "                elif isinstance(question, q.QueuedLimitKeys | q.RunsOf):",
+        "                elif isinstance(question, q.RunsOf):",
+        (on_mariadb("a limit key under which a run begins to wait"),),
+    ),
+    Mutant(
+        "only the rows that are written are compared",
+        WRITING,
+        "                elif question in stamps:\n                    rows.add(question)\n",
+        "",
+        (on_mariadb("the lease of the worker ends"),),
+    ),
+    Mutant(
+        "an old decision is written",
+        WRITING,
+        "        if check_age:\n",
+        "        if False:\n",
+        (SWAPS + "test_a_decision_that_is_half_a_minute_old_is_made_again[mariadb]",),
+    ),
+    Mutant(
+        "a paused client keeps its rows after an error",
+        MYSQL,
+        '            f"SET SESSION wait_timeout = {IDLE_SECONDS}",\n            "START',
+        '            "START',
+        (STORE + "test_the_server_ends_the_transaction_of_a_client_that_is_paused_after_an_error",),
+    ),
+    Mutant(
+        "a batch waits for a row that another transaction has locked",
+        MYSQL,
+        "        how = f\"{self._share if share else 'FOR UPDATE'} SKIP LOCKED\"\n",
+        "        how = f\"{self._share if share else 'FOR UPDATE'}\"\n",
+        (STORE + "test_a_row_that_another_transaction_has_locked_fails_its_own_command_only",),
+    ),
+    Mutant(
+        "keys are compared as text",
+        MYSQL,
+        '            "key": f"VARBINARY({self.key_bytes})",\n',
+        '            "key": "VARCHAR(500) CHARACTER SET utf8mb4",\n',
+        (STORE + "test_keys_that_text_columns_take_for_equal_are_distinct_and_listed_in_code_point_order[mariadb]",),
+    ),
+    Mutant(
+        "a user's transaction decides on its old snapshot",
+        "stores/sql/mysql_transactions.py",
+        'CURRENT = " FOR UPDATE"',
+        'CURRENT = ""',
+        (WITHIN + "test_a_start_sees_what_was_committed_after_the_snapshot_of_the_transaction",),
+    ),
+    Mutant(
+        "the clock is read before the records",
+        READING,
+        RECORDS + CLOCK,
+        CLOCK + RECORDS,
+        (STORE + "test_the_clock_is_read_after_the_records",),
+    ),
+    Mutant(
+        "a guard of MySQL accepts a lower token",
+        "fencing/mysql.py",
+        "    if int(highest) > offer.token:\n",
+        "    if False:\n",
+        ("tests/fencing/test_mysql.py::test_a_higher_token_passes_the_same_one_again_and_a_lower_one_is_refused",),
+    ),
+    Mutant(
+        "a guard of MySQL commits the transaction of the user",
+        "fencing/mysql.py",
+        "        if not may_create:\n",
+        "        if False:\n",
+        ("tests/fencing/test_mysql.py::test_the_table_is_not_created_where_that_would_commit_the_transaction",),
+    ),
+]  # fmt: skip
