@@ -77,7 +77,7 @@ EXECUTOR = [
         "stores/questions.py",
         "        return found if question.limit is not None and question.limit <= len(found.items) else None\n",
         "        return found if (question.limit or 0) <= len(found.items) else None\n",
-        (LIMITS + "test_an_admissible_run_is_found_behind_many_that_are_not[valkey]",),
+        ("tests/stores/test_executor.py::test_the_beginning_of_a_list_is_not_an_answer_for_all_of_it",),
     ),
     Mutant(
         "two starts with one key in one batch start two runs",

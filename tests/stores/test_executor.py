@@ -12,6 +12,7 @@ from holdfast.rules.runs.limits import Limit, LimitKey, WorkflowLimits
 from holdfast.rules.runs.record import Finish, NewRun, worker_key
 from holdfast.stores.executor import execute
 from holdfast.stores.memory.store import _Space
+from holdfast.stores.questions import RunsOf, Snapshot
 from holdfast.testing import StoreConformance
 from holdfast.testing.builders import ManualClock, acquire
 
@@ -171,3 +172,13 @@ class TestContention:
         together = [size for size in source.sizes if size > 1]
         assert sum(together) <= 7 * 200, "each half is decided three times at most"
         assert len(source.sizes) <= 4 * 8 + 60
+
+
+def test_the_beginning_of_a_list_is_not_an_answer_for_all_of_it():
+    snapshot = Snapshot(0)
+    snapshot.put(RunsOf(2, "w"), ["a", "b"])
+    assert snapshot.range(RunsOf(2, "w")).items == ("a", "b")
+    assert not snapshot.knows(RunsOf(3, "w"))
+    assert not snapshot.knows(RunsOf(None, "w"))
+    snapshot.put(RunsOf(3, "w"), ["a", "b"])
+    assert snapshot.range(RunsOf(None, "w")).items == ("a", "b")

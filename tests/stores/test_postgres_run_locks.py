@@ -24,6 +24,7 @@ from holdfast.rules.runs.lock_requests import attempt_of
 from holdfast.rules.runs.outcomes import Claimed, Recorded, RunSeen
 from holdfast.rules.runs.record import Finish, Park
 from holdfast.rules.slot import Conflict, Swap
+from holdfast.stores.postgresql.repository import PostgresSource
 from holdfast.testing.builders import SLOT, ManualClock, acquire, release, renew, swap, wait
 from holdfast.testing.suite.run_locks import give, take
 from holdfast.testing.suite.runs import record, signal, start
@@ -372,8 +373,16 @@ def test_no_lock_is_released_while_a_row_is_locked(url, opened, way, statement):
 
 
 @pytest.mark.parametrize("statement", [LOCK.format("k"), RUN.format("heir")], ids=["lock", "heir"])
-def test_a_run_that_cannot_release_its_locks_now_does_not_block_other_runs_of_its_worker(url, opened, admin, statement):
-    """Its workers crashed repeatedly."""
+def test_a_run_that_cannot_release_its_locks_now_does_not_block_other_runs_of_its_worker(
+    url, opened, admin, statement, monkeypatch
+):
+    """Its workers crashed repeatedly. The claim leaves it out at once: it is not tried and decided again."""
+    write, writes = PostgresSource.write, []
+
+    def counted(source, *decided):
+        writes.append(source)
+        return write(source, *decided)
+
     clock = ManualClock()
     connection = opened(url, clock=clock).connect()
     add_worker(connection)
@@ -384,7 +393,9 @@ def test_a_run_that_cannot_release_its_locks_now_does_not_block_other_runs_of_it
     connection.execute([record(run, at=1, seen=0, request="park", then=Park(0))])
     admin.execute("UPDATE tests.runs SET crashes = 5 WHERE id = 'r'")
     with changed(url, statement):
+        monkeypatch.setattr(PostgresSource, "write", counted)
         assert [one.run.id for one in ask(connection, claim(), Claimed).claims] == ["c"]
+        assert len(writes) == 1
         assert (look(connection).run.status, holders(connection)) == ("suspended", ["run:1:r"])
     clock.pass_by(2)
     claimed = ask(connection, claim(), Claimed)
