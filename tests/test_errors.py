@@ -39,7 +39,7 @@ def test_there_are_enough_error_classes_for_these_tests():
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "printed"),
     [
         ("It is away", "It is away."),
         ("It is away.", "It is away."),
@@ -48,8 +48,8 @@ def test_there_are_enough_error_classes_for_these_tests():
         ("Is it away?", "Is it away?"),
     ],
 )
-def test_a_message_ends_with_one_full_stop(given, said):
-    assert str(HoldfastError(given)) == said
+def test_a_message_ends_with_one_full_stop(given, printed):
+    assert str(HoldfastError(given)) == printed
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))

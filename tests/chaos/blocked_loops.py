@@ -302,8 +302,8 @@ def storms(size: Size, chance: random.Random, folder: Path, report: Report) -> N
     classes: Counter[str] = Counter()
     wanted, given_back = size.attempts // 100, 0
     for number in range(1, STORMS + 1):
-        said, became = storm(size, chance, folder / f"storm-{number}", report)
-        words += said
+        notes, became = storm(size, chance, folder / f"storm-{number}", report)
+        words += notes
         classes += became
         given_back = sum(times for what, times in classes.items() if what.startswith("given back"))
         if given_back >= wanted:

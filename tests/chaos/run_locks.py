@@ -27,7 +27,7 @@ from holdfast.platform import elapsed
 TTL = 1.5
 LONGEST = 240.0
 PERMITS = 3
-NAMESPACE = "belongings"
+NAMESPACE = "run-locks"
 KEYS = {"alone": "workflow/alone/account", "few": "workflow/few/vendor", "behind": "reports"}
 
 

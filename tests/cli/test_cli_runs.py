@@ -65,16 +65,16 @@ def hf(url):
 @contextmanager
 def driving(url, **options):
     """An engine in its own thread."""
-    begun, told, loops = threading.Event(), None, []
+    begun, stopping, loops = threading.Event(), None, []
 
     async def work():
-        nonlocal told
-        told = asyncio.Event()
+        nonlocal stopping
+        stopping = asyncio.Event()
         loops.append(asyncio.get_running_loop())
         flows = options.pop("workflows", [order, naps, parent])
         async with Engine(url, workflows=flows, name="smith", **({"worker_ttl": 5, "grace": 1} | options)):
             begun.set()
-            await told.wait()
+            await stopping.wait()
 
     thread = threading.Thread(target=lambda: asyncio.run(work()))
     thread.start()
@@ -82,7 +82,7 @@ def driving(url, **options):
         assert begun.wait(PATIENCE)
         yield
     finally:
-        loops[0].call_soon_threadsafe(told.set)
+        loops[0].call_soon_threadsafe(stopping.set)
         thread.join(PATIENCE)
 
 

@@ -63,8 +63,8 @@ PROGRAMS = [
 def test_a_program_of_a_page_runs_and_prints_what_the_page_says(page, name, tmp_path):
     """The comment after a print is what it prints; up to the dots, if there are any."""
     printed = ran(page, tmp_path, name)
-    for said in re.findall(r"^ *print\(.*\) +# (.*)$", dict(FILES[page])[name], re.MULTILINE):
-        assert said.partition(" ...")[0] in printed
+    for texts in re.findall(r"^ *print\(.*\) +# (.*)$", dict(FILES[page])[name], re.MULTILINE):
+        assert texts.partition(" ...")[0] in printed
 
 
 SHOWN = [

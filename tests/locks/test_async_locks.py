@@ -107,14 +107,14 @@ def test_the_same_task_gets_would_deadlock_and_another_task_waits(url):
 def test_losing_the_lease_cancels_the_block_which_raises_lease_lost(url):
     async def main():
         async with AsyncClient(url) as hf:
-            told = []
+            notified = []
             with pytest.raises(LeaseLost) as caught:
-                async with hf.lock("a", ttl=0.6, on_lost=told.append) as lease:
+                async with hf.lock("a", ttl=0.6, on_lost=notified.append) as lease:
                     await hf.locks.force_release("a", reason="test")
                     await asyncio.sleep(60)
             assert isinstance(caught.value.__cause__, asyncio.CancelledError)
             assert asyncio.current_task().cancelling() == 0, "uncancelled, as asyncio.timeout does it"
-            assert told == [lease]
+            assert notified == [lease]
             assert await lease.lost.wait()
 
     run(main())
@@ -123,14 +123,14 @@ def test_losing_the_lease_cancels_the_block_which_raises_lease_lost(url):
 def test_on_lost_may_be_a_coroutine_function(url):
     async def main():
         async with AsyncClient(url) as hf:
-            told = asyncio.Event()
+            notified = asyncio.Event()
 
             async def on_lost(lease):
-                told.set()
+                notified.set()
 
             lease = await hf.lock("a", ttl=0.5, on_lost=on_lost).acquire()
             await hf.locks.force_release("a", reason="test")
-            await asyncio.wait_for(told.wait(), 20)
+            await asyncio.wait_for(notified.wait(), 20)
             assert lease.lost.is_set()
 
     run(main())

@@ -177,15 +177,15 @@ async def test_a_writer_between_readers_of_its_process_is_not_overtaken(url):
 async def test_300_readers_of_one_process_hold_the_lock_together(url):
     async with AsyncClient(url) as hf:
         inside = 0
-        everybody = asyncio.Event()
+        everyone = asyncio.Event()
 
         async def read():
             nonlocal inside
             async with hf.rwlock("doc").read():
                 inside += 1
                 if inside == 300:
-                    everybody.set()
-                await asyncio.wait_for(everybody.wait(), 3 * PATIENCE)
+                    everyone.set()
+                await asyncio.wait_for(everyone.wait(), 3 * PATIENCE)
 
         async with hf.rwlock("doc").write():
             tasks = [asyncio.create_task(read()) for _ in range(300)]

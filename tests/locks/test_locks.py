@@ -270,8 +270,8 @@ def test_releasing_a_lease_twice_is_harmless(hf):
 
 
 def test_a_forced_release_is_recorded_and_the_holder_is_notified(hf, other):
-    told = []
-    with pytest.raises(LeaseLost) as caught, hf.lock("a", ttl=1, on_lost=told.append) as lease:
+    notified = []
+    with pytest.raises(LeaseLost) as caught, hf.lock("a", ttl=1, on_lost=notified.append) as lease:
         put_out = other.locks.force_release("a", reason="stuck since noon")
         assert [holder.token for holder in put_out] == [lease.token]
         assert put_out[0].age > 0
@@ -279,7 +279,7 @@ def test_a_forced_release_is_recorded_and_the_holder_is_notified(hf, other):
         assert lease.lost.wait(5)
         with pytest.raises(LeaseLost):
             lease.check()
-    eventually(lambda: told == [lease])
+    eventually(lambda: notified == [lease])
     assert caught.value.token == lease.token
     info = hf.locks.inspect("a")
     assert info.forced is not None
@@ -423,7 +423,7 @@ def test_closing_a_client_releases_all_its_leases(url):
         client.close()
         assert not other.locks.inspect("a").held
         assert not lease.valid
-        assert lease.lost.is_set(), "whoever still worked under it is told"
+        assert lease.lost.is_set(), "code that still uses the lease is notified"
         with pytest.raises(ClientClosed):
             client.lock("a").acquire()
 

@@ -160,11 +160,11 @@ def test_three_renewals_in_a_row_that_fail_lose_the_lease(hf, plan):
 
 
 def test_a_store_that_hangs_does_not_delay_the_notification_of_a_loss(hf, plan):
-    told, release = [], threading.Event()
-    lease = hf.lock("a", ttl=0.5, on_lost=told.append).acquire()
+    notified, release = [], threading.Event()
+    lease = hf.lock("a", ttl=0.5, on_lost=notified.append).acquire()
     plan.before = lambda commands: release.wait(20) if any(isinstance(c, Renew) for c in commands) else None
     try:
-        eventually(lambda: told)  # at its deadline, while the renewal is still in progress
+        eventually(lambda: notified)  # at its deadline, while the renewal is still in progress
         assert not release.is_set()
         assert lease.lost.is_set()
     finally:

@@ -155,15 +155,15 @@ def test_a_locked_row_costs_no_other_lease_of_the_same_client(rows):
 @pytest.mark.parametrize("url", ["postgresql://127.0.0.1:1/db", "redis://127.0.0.1:1/0"])
 def test_a_command_that_never_reached_a_server_is_not_abandoned(url):
     """Otherwise every failed call of an outage would log an error once a second for its whole ttl."""
-    told = []
+    notified = []
     with Client(url) as hf:
-        hf.events.subscribe(lambda event: told.append(event.name))
+        hf.events.subscribe(lambda event: notified.append(event.name))
         for wait in (0, 0.1):
             with pytest.raises(StoreUnavailable) as caught:
                 hf.lock("k", wait=wait).acquire()
             assert not caught.value.ambiguous
         assert not hf.runtime.heartbeats._abandons
-        assert "give_back_failed" not in told
+        assert "give_back_failed" not in notified
 
 
 @pytest.mark.parametrize("kind", ["postgres", "valkey"])

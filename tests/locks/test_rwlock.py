@@ -128,7 +128,7 @@ async def test_a_waiting_writer_is_granted_before_later_readers(url):
 async def test_consecutive_waiting_readers_are_granted_together(url):
     async with AsyncClient(url) as client:
         inside, most = 0, 0
-        everybody = asyncio.Event()
+        everyone = asyncio.Event()
 
         async def read():
             nonlocal inside, most
@@ -136,8 +136,8 @@ async def test_consecutive_waiting_readers_are_granted_together(url):
                 inside += 1
                 most = max(most, inside)
                 if inside == 10:
-                    everybody.set()
-                await asyncio.wait_for(everybody.wait(), 20)
+                    everyone.set()
+                await asyncio.wait_for(everyone.wait(), 20)
                 inside -= 1
 
         async with client.rwlock("doc:7").write():

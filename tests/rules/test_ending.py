@@ -53,7 +53,7 @@ def test_a_lease_with_a_wrong_token_is_not_changed():
     harness = LockHarness()
     a = harness.acquire("owner", kind="lease")
     assert harness.release("owner", a.token + 1) == out.NotHolder()
-    assert harness.renew("stranger", None) == out.NotHolder()
+    assert harness.renew("other", None) == out.NotHolder()
 
 
 def test_an_expired_grant_cannot_be_renewed():

@@ -61,7 +61,7 @@ class HeldConnection:
 
 @pytest.fixture
 def heartbeats():
-    store = open_store("memory://", namespace="lane")
+    store = open_store("memory://", namespace="batcher")
     connection = store.connect("commands")
     yield HeldConnection(connection)
     connection.close()

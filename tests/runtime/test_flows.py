@@ -153,24 +153,24 @@ def test_any_other_command_about_a_record_in_use_is_given_up_sooner(given_up_aft
 
 
 def test_a_full_queue_is_an_error_that_says_so_and_leaves_nothing_behind():
-    desk = StubClient(hints=True)
-    flow = flows.acquire(desk, ASK, 20)
+    client = StubClient(hints=True)
+    flow = flows.acquire(client, ASK, 20)
     next(flow)
     with pytest.raises(QueueFull, match=r"the queue of 'k' is full: 10,000 callers wait") as caught:
         flow.send(out.TooManyWaiters(waiting=10_000))
     assert isinstance(caught.value, LockTimeout)
     assert (caught.value.key, caught.value.waiting, caught.value.retryable) == ("k", 10_000, True)
-    assert desk.given_back == []
+    assert client.given_back == []
 
 
 @pytest.mark.parametrize(("outcome", "looks"), [(out.Released(woken=("b.1",)), ["k"]), (out.Released(), [])])
 def test_a_client_that_made_an_offer_checks_it_again(outcome, looks):
-    desk = StubClient(hints=True)
-    flow = flows.release(desk, Release(key="k", id="a.1", token=7))
+    client = StubClient(hints=True)
+    flow = flows.release(client, Release(key="k", id="a.1", token=7))
     next(flow)
     with pytest.raises(StopIteration) as ended:
         flow.send(outcome)
-    assert (ended.value.value, desk.offers) == (True, looks)
+    assert (ended.value.value, client.offers) == (True, looks)
 
 
 def test_a_waiter_further_back_without_hints_polls_before_an_offer_can_have_expired():
@@ -183,12 +183,12 @@ def test_a_waiter_further_back_without_hints_polls_before_an_offer_can_have_expi
 
 @pytest.mark.parametrize(("woken", "looks"), [(("b.1",), ["k"]), ((), [])])
 def test_a_caller_that_gives_up_when_it_gets_an_offer_checks_the_next_offer(woken, looks):
-    desk = StubClient(hints=True)
-    flow = flows.acquire(desk, ASK, 0)
+    client = StubClient(hints=True)
+    flow = flows.acquire(client, ASK, 0)
     next(flow)
     step = flow.send(queued(0))
     while not isinstance(step.command, Abandon):
         step = flow.send(queued(0))
     with pytest.raises(LockTimeout):
         flow.send(out.Abandoned(was="holder", woken=woken))
-    assert desk.offers == looks
+    assert client.offers == looks

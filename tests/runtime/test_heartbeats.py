@@ -174,17 +174,17 @@ def test_a_lost_lease_cannot_be_released_or_renewed(hf):
 def test_a_callback_that_raises_is_reported_and_does_not_stop_others(hf):
     seen = []
     hf.events.subscribe(lambda event: seen.append((event.name, event.fields)))
-    told = []
+    notified = []
 
     def fail(lease):
         raise ZeroDivisionError("in the callback")
 
     bad = hf.lock("a", on_lost=fail).acquire()
-    good = hf.lock("b", on_lost=told.append).acquire()
+    good = hf.lock("b", on_lost=notified.append).acquire()
     worst = hf.lock("c", on_lost=lambda _lease: sys.exit(1)).acquire()
     for lease in (bad, worst, good):
         lease._held.lose("test")
-    eventually(lambda: told == [good])
+    eventually(lambda: notified == [good])
     errors = [fields["error"] for name, fields in seen if name == "callback_failed"]
     assert ["ZeroDivisionError" in error or "SystemExit" in error for error in errors] == [True, True]
 
@@ -235,18 +235,18 @@ def test_a_loop_that_responds_at_once_is_not_blocked():
 
 
 def test_a_callback_that_got_no_thread_is_run_with_the_next_one(caplog):
-    callbacks, told = Callbacks(), []
+    callbacks, notified = Callbacks(), []
     with no_threads():
-        callbacks.add(lambda: told.append(1))
+        callbacks.add(lambda: notified.append(1))
     assert "no thread could be started to call on_lost" in caplog.text
-    callbacks.add(lambda: told.append(2))
-    eventually(lambda: told == [1, 2])
+    callbacks.add(lambda: notified.append(2))
+    eventually(lambda: notified == [1, 2])
 
 
 def test_a_loss_without_a_thread_for_its_callback_does_not_end_the_heartbeats(hf):
     other = hf.lock("b", ttl=6, renew_every=0.3).acquire()
-    told = []
-    lost = hf.lock("a", ttl=3, renew_every=0.3, on_lost=told.append).acquire()
+    notified = []
+    lost = hf.lock("a", ttl=3, renew_every=0.3, on_lost=notified.append).acquire()
     eventually(lambda: hf.runtime.batchers["heartbeats"]._thread)
     with no_threads():
         hf.locks.force_release("a", reason="test")
@@ -364,10 +364,10 @@ def test_a_long_wait_is_reported_once_with_holder_and_position(url, monkeypatch)
 @pytest.fixture
 def raw(url):
     """A connection without a client, and the ids that are hinted on the channel `b`."""
-    heard = []
+    received = []
     store = open_store(url, namespace="default")
-    watch, connection = store.watch("b", lambda ids: heard.extend(ids or ())), store.connect("commands")
-    yield connection, heard
+    watch, connection = store.watch("b", lambda ids: received.extend(ids or ())), store.connect("commands")
+    yield connection, received
     connection.close()
     watch.close()
     store.close()
@@ -375,41 +375,41 @@ def raw(url):
 
 def test_a_client_that_closes_right_after_a_release_hints_the_next_waiters(url, raw):
     """The waiter that has the offer may have crashed, and the others would not check before their next sign of life."""
-    connection, heard = raw
+    connection, received = raw
     with Client(url) as client:
         lease = client.lock("k").acquire()
         connection.execute([wait("k", "dead.1"), wait("k", "b.1", waiter_ttl=600_000_000)])
         lease.release()
-        assert heard == []
-    eventually(lambda: "b.1" in heard)
+        assert received == []
+    eventually(lambda: "b.1" in received)
     (seen,) = connection.execute([Inspect(key="k")])
     assert [holder.id for holder in seen.record.holders] == ["dead.1"]
 
 
 def test_a_client_that_closes_while_it_holds_a_lock_hints_the_next_waiters(url, raw):
-    connection, heard = raw
+    connection, received = raw
     client = Client(url)
     lease = client.lock("k").acquire()
     connection.execute([wait("k", "dead.1"), wait("k", "b.1", waiter_ttl=600_000_000)])
     client.close()
     assert lease.lost
-    eventually(lambda: "b.1" in heard)
+    eventually(lambda: "b.1" in received)
 
 
 def test_an_offer_made_by_an_abandon_is_checked_until_it_ends(url, raw, hf):
     """The next waiter may have crashed, too."""
-    connection, heard = raw
+    connection, received = raw
     (held,) = connection.execute([acquire("k", "a.1")])
     connection.execute([wait("k", "gives up.1"), wait("k", "dead.1"), wait("k", "b.1", waiter_ttl=600_000_000)])
     connection.execute([release("k", "a.1", token=held.token)])
     hf.runtime.heartbeats.start()
     hf.runtime.give_back(Abandon(key="k", id="gives up.1", ttl=10_000_000))
-    eventually(lambda: "b.1" in heard)  # when the offer to the crashed waiter has expired
+    eventually(lambda: "b.1" in received)  # when the offer to the crashed waiter has expired
 
 
 def test_an_offer_that_lasts_longer_is_checked_until_it_ends(url, raw, hf):
     """Each offer that a waiter has missed doubles the next."""
-    connection, heard = raw
+    connection, received = raw
     (held,) = connection.execute([acquire("k", "a.1")])
     connection.execute([wait("k", "slow.1", waiter_ttl=600_000_000)])
     (offered,) = connection.execute([release("k", "a.1", token=held.token)])
@@ -419,4 +419,4 @@ def test_an_offer_that_lasts_longer_is_checked_until_it_ends(url, raw, hf):
     lease = hf.lock("k").acquire()
     connection.execute([wait("k", "slow.1", waiter_ttl=600_000_000), wait("k", "b.1", waiter_ttl=600_000_000)])
     lease.release()
-    eventually(lambda: "b.1" in heard)
+    eventually(lambda: "b.1" in received)

@@ -57,18 +57,18 @@ def test_with_on_an_async_object_says_async_with():
                 with pytest.raises(TypeError, match=f"{type(thing).__name__} is async: write `async with`"):
                     with thing:
                         pass
-            assert await (await engine.start(locking)).result() == "told twice"
+            assert await (await engine.start(locking)).result() == "refused twice"
 
     @workflow
     async def locking(ctx: Context) -> str:
-        told = 0
+        refused = 0
         for thing in (ctx.mutex("a"), ctx.locks("a", "b")):
             try:
                 with thing:
                     pass
             except TypeError as error:
-                told += "write `async with`" in str(error)
-        return "told twice" if told == 2 else "not told"
+                refused += "write `async with`" in str(error)
+        return "refused twice" if refused == 2 else "not refused"
 
     asyncio.run(main())
 
@@ -100,15 +100,15 @@ def test_an_engine_used_in_a_forked_child_raises_an_error_that_says_so(tmp_path)
             assert await (await engine.start(quick)).result() == "done"
 
     def tried(engine):
-        told = []
+        messages = []
         for call in (engine.start(quick), engine.get("x"), engine.sweep()):
             try:
                 call.send(None)
             except ClientClosed as error:
-                told.append(str(error))
+                messages.append(str(error))
             except BaseException as error:
                 return repr(error)
-        return told[0] if len(told) == 3 else "some were not told"
+        return messages[0] if len(messages) == 3 else "some were not refused"
 
     asyncio.run(main())
 

@@ -320,10 +320,10 @@ def test_a_row_that_was_locked_when_the_clock_was_read_is_not_decided_by_that_ti
     """While a batch is slow the row is unlocked and its lease renewed: by the time of the batch it would end too
     late."""
     store = opened(url)
-    holder, stranger = store.connect(), store.connect()
+    holder, outsider = store.connect(), store.connect()
     (granted, slow) = holder.execute([acquire("k1", ttl=60), acquire(slow_key)])
     with locked_row(url, "k1") as other, ThreadPoolExecutor(1) as pool:
-        batch = pool.submit(stranger.execute, [acquire("k1", "b.1"), renew(slow_key, token=slow.token)])
+        batch = pool.submit(outsider.execute, [acquire("k1", "b.1"), renew(slow_key, token=slow.token)])
         time.sleep(0.2)
         other.rollback()
         (renewed,) = holder.execute([renew("k1", token=granted.token, ttl=60)])
@@ -518,12 +518,12 @@ def test_every_table_with_many_updates_has_autovacuum_settings(url, opened, admi
         "SELECT c.relname, coalesce(c.reloptions, '{}') FROM pg_class AS c WHERE c.relkind = 'r' "
         "AND c.relnamespace = 'tests'::regnamespace"
     ).fetchall()
-    options = {name: dict(option.split("=") for option in said) for name, said in rows}
+    options = {name: dict(option.split("=") for option in given) for name, given in rows}
     for table in churning:
-        said = options[table]
-        assert float(said["autovacuum_vacuum_scale_factor"]) <= 0.02, table
-        assert float(said["autovacuum_analyze_scale_factor"]) <= 0.02, table
-        assert int(said["autovacuum_vacuum_cost_limit"]) >= 1_000, table
+        given = options[table]
+        assert float(given["autovacuum_vacuum_scale_factor"]) <= 0.02, table
+        assert float(given["autovacuum_analyze_scale_factor"]) <= 0.02, table
+        assert int(given["autovacuum_vacuum_cost_limit"]) >= 1_000, table
 
 
 def test_owner_token_and_expiry_can_be_read_with_psql(url, opened, admin):
@@ -744,7 +744,10 @@ def listener_for(url, store, channel):
 def test_only_waiters_of_other_clients_are_notified(url, opened, listening):
     store = opened(url)
     connection = store.connect()
-    with closing(listener_for(url, store, "far")) as ear, closing(listener_for(url, store, "near")) as other_ear:
+    with (
+        closing(listener_for(url, store, "far")) as listener,
+        closing(listener_for(url, store, "near")) as other_listener,
+    ):
         near = []
         listening.enter_context(closing(store.watch("near", near.append)))
         eventually(lambda: near == [None])
@@ -752,9 +755,9 @@ def test_only_waiters_of_other_clients_are_notified(url, opened, listening):
             (held, _) = connection.execute([acquire(key), wait(key, attempt)])
             connection.execute([release(key, token=held.token)])
         connection.execute([acquire("nobody")])
-        told = list(ear.notifies(timeout=5, stop_after=1))
-        assert [json.loads(one.payload) for one in told] == [["far.1"]]
-        assert list(other_ear.notifies(timeout=0.1)) == [], "it is told directly"
+        notified = list(listener.notifies(timeout=5, stop_after=1))
+        assert [json.loads(one.payload) for one in notified] == [["far.1"]]
+        assert list(other_listener.notifies(timeout=0.1)) == [], "it is notified directly"
         assert near == [None, ["near.1"], ["near.2"]]
 
 
@@ -764,41 +767,41 @@ def test_a_notification_that_would_be_too_long_is_sent_without_names(url, opened
     connection = elsewhere.connect()
     worker = {"key": "worker/far.1", "id": "far.1", "label": ME, "kind": "worker", "ttl": 60_000_000}
     connection.execute([c.Acquire(**worker), r.RegisterWorker(worker="far.1", name="w", types=("order",))])
-    with closing(psycopg.connect(url.partition("?")[0], autocommit=True)) as ear:
-        heard = []
-        watch = Listening("another process", "default", "far", heard.append, connect=here._listen, timeout=5)
+    with closing(psycopg.connect(url.partition("?")[0], autocommit=True)) as listener:
+        received = []
+        watch = Listening("another process", "default", "far", received.append, connect=here._listen, timeout=5)
         listening.enter_context(closing(watch))
-        ear.execute(watch._listen)
-        eventually(lambda: heard == [None])
+        listener.execute(watch._listen)
+        eventually(lambda: received == [None])
         starts = [
             r.StartRun(new=NewRun(id=f"run-{n:030}", type="order", input="1", request=f"{n}.q")) for n in range(250)
         ]
         assert {type(one).__name__ for one in connection.execute(starts)} == {"Started"}
-        assert [told.payload for told in ear.notifies(timeout=5, stop_after=1)] == [""]
-        eventually(lambda: heard == [None, None])
+        assert [notified.payload for notified in listener.notifies(timeout=5, stop_after=1)] == [""]
+        eventually(lambda: received == [None, None])
         connection.execute([r.StartRun(new=NewRun(id="one", type="order", input="1", request="one.q"))])
-        eventually(lambda: heard == [None, None, ["far.run/one"]])
+        eventually(lambda: received == [None, None, ["far.run/one"]])
 
 
 def test_a_watch_continues_after_its_connection_was_lost(url, opened, admin, listening):
-    store, heard = opened(url), []
-    watch = listening.enter_context(closing(store.watch("b", heard.append)))
-    eventually(lambda: heard == [None])
+    store, received = opened(url), []
+    watch = listening.enter_context(closing(store.watch("b", received.append)))
+    eventually(lambda: received == [None])
     listening = "application_name = 'holdfast' AND query LIKE 'LISTEN%'"
     admin.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {listening}")
-    eventually(lambda: heard == [None, None])
+    eventually(lambda: received == [None, None])
     with psycopg.connect(url.partition("?")[0], autocommit=True) as other:
         other.execute("SELECT pg_notify(%s, %s)", (watch._listen.split('"')[1], '["b.7"]'))
-        assert eventually(lambda: heard[-1] == ["b.7"])
+        assert eventually(lambda: received[-1] == ["b.7"])
 
 
 def test_without_notifications_the_head_of_a_queue_polls(url, opened, listening, monkeypatch):
     monkeypatch.setattr("holdfast.stores.postgresql.listen.POLL_SECONDS", 0.01)
-    store, heard = opened(f"{url}&wakeup=poll"), []
-    watch = listening.enter_context(closing(store.watch("b", heard.append)))
+    store, received = opened(f"{url}&wakeup=poll"), []
+    watch = listening.enter_context(closing(store.watch("b", received.append)))
     watch.expect("b.1", eager=True)
     watch.expect("b.2", eager=False)
-    eventually(lambda: heard[:2] == [("b.1",), ("b.1",)])
+    eventually(lambda: received[:2] == [("b.1",), ("b.1",)])
     watch.forget("b.1")
 
 

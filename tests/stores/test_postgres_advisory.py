@@ -81,12 +81,12 @@ def test_a_holder_whose_process_runs_keeps_its_lock(url):
 
 
 def test_a_lost_connection_loses_the_lease_and_the_holder_is_notified_at_once(url, admin):
-    told = threading.Event()
+    notified = threading.Event()
     with Client(url, name="cut off") as hf, Client(url) as other:
         with pytest.raises(LeaseLost, match="session that it was tied to was lost"):
-            with hf.lock("k", ttl=3600, on_lost=lambda _lease: told.set()) as lease:
+            with hf.lock("k", ttl=3600, on_lost=lambda _lease: notified.set()) as lease:
                 admin.execute(ANCHORS.format("pg_terminate_backend(pid)"))
-                assert told.wait(20)
+                assert notified.wait(20)
                 with other.lock("k", wait=0) as successor:
                     assert successor.token > lease.token
         with hf.lock("k", wait=0) as again:  # by a new session
@@ -174,8 +174,8 @@ def test_two_grants_with_the_same_advisory_number_delay_each_other_and_never_sha
     other = second.connect()
     assert isinstance(other.execute([acquire(id="b.1")])[0], out.Busy), "the second of the number took another one"
     first._advisory.close()
-    with psycopg.connect(real_servers.shared("postgres").url, autocommit=True) as stranger:
-        eventually(lambda: stranger.execute("SELECT pg_try_advisory_lock(7)").fetchone()[0])
+    with psycopg.connect(real_servers.shared("postgres").url, autocommit=True) as outsider:
+        eventually(lambda: outsider.execute("SELECT pg_try_advisory_lock(7)").fetchone()[0])
         assert isinstance(other.execute([acquire(id="b.2")])[0], out.Busy), "it looks alive: a delay"
         clock.pass_by(30)
         (granted,) = other.execute([acquire(id="b.3")])

@@ -137,10 +137,10 @@ def secured(server, certificates):
 
 def test_commands_and_notifications_work_over_tls(secured, certificates, opened):
     url = f"{secured}&sslrootcert={certificates}/ca.crt"
-    heard = []
-    with closing(opened(url).watch("b", heard.append)), Client(url) as hf, hf.lock("k") as lease:
+    received = []
+    with closing(opened(url).watch("b", received.append)), Client(url) as hf, hf.lock("k") as lease:
         assert lease.token
-        eventually(lambda: heard == [None])
+        eventually(lambda: received == [None])
 
 
 def test_an_untrusted_certificate_is_refused(secured, opened):

@@ -249,14 +249,14 @@ def test_appending_an_entry_costs_the_same_rows_for_every_length_of_history(fill
     session, schema = filled.connection._session, filled.schema
 
     def visited(command):
-        told = []
+        counts = []
         for commands in ([], [command]):
             outcomes = filled.connection.execute(commands) if commands else []
             session.ask(b"SELECT pg_stat_force_next_flush()")
             session.ask(b"SELECT 1")  # earlier counts are reported with the end of this one
-            told.append(filled.admin.execute(VISITED, [schema]).fetchone()[0])
+            counts.append(filled.admin.execute(VISITED, [schema]).fetchone()[0])
         assert not any(isinstance(outcome, c.Failed) for outcome in outcomes)
-        return told[1] - told[0]
+        return counts[1] - counts[0]
 
     add_worker(filled.connection, seconds=600)
     run, length, costs = driven(filled.connection), 1, {}

@@ -155,15 +155,15 @@ def test_no_notification_is_sent_for_changes_that_were_not_written(url, opened, 
             raise WriteConflict
         return trip(self, statements)
 
-    with psycopg.connect(url.partition("?")[0], autocommit=True) as ear:
+    with psycopg.connect(url.partition("?")[0], autocommit=True) as listener:
         with closing(store.watch("far", print)) as watch:
-            ear.execute(watch._listen)
+            listener.execute(watch._listen)
         monkeypatch.setattr(OwnTransactions, "trip", first_outrun)
         (released,) = connection.execute([release(token=granted.token)])
         assert released.woken == ("far.1",)
-        told = [json.loads(note.payload) for note in ear.notifies(timeout=0.3)]
+        notified = [json.loads(note.payload) for note in listener.notifies(timeout=0.3)]
     assert outrun
-    assert told == [["far.1"]]
+    assert notified == [["far.1"]]
 
 
 def test_a_native_form_skips_a_locked_row(url, opened, monkeypatch):
@@ -198,12 +198,12 @@ def test_a_native_form_notifies_clients_that_wait_for_the_end_of_a_run(url, open
     (started,) = connection.execute([start(worker="w.1")])
     connection.execute([r.WatchRun(run="r", id="far.1")])
     end = r.RecordRun(run="r", fence=started.run.fence, at=1, request="q", then=rule.Finish("completed", "1"))
-    with psycopg.connect(url.partition("?")[0], autocommit=True) as ear:
+    with psycopg.connect(url.partition("?")[0], autocommit=True) as listener:
         with closing(store.watch("far", print)) as watch:
-            ear.execute(watch._listen)
+            listener.execute(watch._listen)
         (ended,) = connection.execute([end])
-        told = [json.loads(note.payload) for note in ear.notifies(timeout=5, stop_after=1)]
-    assert (ended.woken, told) == (("far.1",), [["far.1"]])
+        notified = [json.loads(note.payload) for note in listener.notifies(timeout=5, stop_after=1)]
+    assert (ended.woken, notified) == (("far.1",), [["far.1"]])
     (seen,) = connection.execute([r.ReadRun(run="r")])
     assert (seen.claim.run.status, seen.claim.run.watchers) == ("completed", ())
 

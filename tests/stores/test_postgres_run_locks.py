@@ -597,18 +597,18 @@ def test_only_the_worker_of_a_run_that_is_offered_a_lock_is_notified(url, opened
         (started,) = connection.execute([start(f"r{n}", worker="far.1")])
         connection.execute([record(started.run, lock_requests=(take(1, key),), then=Park(None))])
     releases = [release(key, token=token) for key, token in zip("abc", tokens, strict=True)]
-    with psycopg.connect(url.partition("?")[0], autocommit=True) as ear:
+    with psycopg.connect(url.partition("?")[0], autocommit=True) as listener:
         for channel in ("far", "run:1:r0"):
             with closing(store.watch(channel, print)) as watch:
-                ear.execute(watch._listen)
+                listener.execute(watch._listen)
         connection.execute(releases[:1])
-        (note,) = ear.notifies(timeout=5, stop_after=1)
+        (note,) = listener.notifies(timeout=5, stop_after=1)
         assert json.loads(note.payload) == [rule.hint_for("far.1", "r0")]
         connection.execute([releases[1], acquire("z")])
-        (note,) = ear.notifies(timeout=5, stop_after=1)
+        (note,) = listener.notifies(timeout=5, stop_after=1)
         assert json.loads(note.payload) == [rule.hint_for("far.1", "r1")]
         received = []
         with closing(store.watch("far", received.append)):
             assert connection.execute(releases[2:])[0].woken == ("run:1:r2",)
             eventually(lambda: [rule.hint_for("far.1", "r2")] in received)
-            assert list(ear.notifies(timeout=0.1)) == [], "it is notified directly"
+            assert list(listener.notifies(timeout=0.1)) == [], "it is notified directly"

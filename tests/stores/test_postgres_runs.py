@@ -144,14 +144,14 @@ def statuses(connection, *runs):
 def assert_that_places_are_those_of_living_runs(admin):
     """The index of limit keys matches the runs."""
     rows = admin.execute("SELECT party, queued, rank, arrival, run FROM tests.places ORDER BY party, run").fetchall()
-    told = admin.execute(
+    expected = admin.execute(
         "SELECT r.workflow || '/' || (p->>0) || '/' || (p->>1) AS party, r.status = 'queued', "
         "       CASE r.status WHEN 'queued' THEN -coalesce((r.rest->>'priority')::bigint, 0) ELSE 0 END, "
         "       (r.rest->>'arrival')::bigint, r.id "
         "FROM tests.runs AS r CROSS JOIN json_array_elements(r.rest->'places') AS p "
         "WHERE r.status IN ('queued', 'pending', 'running', 'suspended') ORDER BY 1, r.id COLLATE \"C\""
     ).fetchall()
-    assert rows == sorted(told, key=lambda row: (row[0], row[4]))
+    assert rows == sorted(expected, key=lambda row: (row[0], row[4]))
 
 
 def waits_for_a_row(admin):
@@ -445,13 +445,13 @@ def test_starts_of_a_batch_have_the_outcomes_of_sequential_starts(url, opened):
             start("gone", worker="w.9", key="k0"),
         ]
     )
-    told = [(type(one).__name__, one.run.id, one.fresh) for one in outcomes if hasattr(one, "fresh")]
+    started = [(type(one).__name__, one.run.id, one.fresh) for one in outcomes if hasattr(one, "fresh")]
     assert [type(one).__name__ for one in outcomes if not hasattr(one, "fresh")] == [
         "RunTaken",
         "RunTaken",
         "WorkerGone",
     ]
-    assert told == [
+    assert started == [
         ("Started", "late", True),
         ("Started", "new", True),
         ("Started", "new", True),
@@ -1043,17 +1043,17 @@ def test_a_batch_sends_one_notification_and_only_to_other_clients(url, opened):
     watch = store.watch("far", print)
     listen = watch._listen
     watch.close()
-    with psycopg.connect(url.partition("?")[0], autocommit=True) as ear:
-        ear.execute(listen)
+    with psycopg.connect(url.partition("?")[0], autocommit=True) as listener:
+        listener.execute(listen)
         connection.execute([*(start(f"r{n}") for n in range(20)), swap("a.1"), start("last")])
-        told = list(ear.notifies(timeout=5, stop_after=1))
-        assert len(told) == 1
-        assert sorted(json.loads(told[0].payload)) == sorted(
+        notified = list(listener.notifies(timeout=5, stop_after=1))
+        assert len(notified) == 1
+        assert sorted(json.loads(notified[0].payload)) == sorted(
             rule.hint_for("far.1", run) for run in (*(f"r{n}" for n in range(20)), "last")
         )
         with closing(store.watch("far", print)):
             connection.execute([start("near")])
-            assert list(ear.notifies(timeout=0.1)) == [], "it is told directly"
+            assert list(listener.notifies(timeout=0.1)) == [], "it is notified directly"
 
 
 # -- what is stored --------------------------------------------------------------------------------------------

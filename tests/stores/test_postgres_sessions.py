@@ -215,7 +215,7 @@ def test_a_command_that_waited_for_a_row_decides_by_the_time_after_the_wait(url,
     with ThreadPoolExecutor(1) as pool:
         with store.transaction() as mine:
             store.join(mine).execute(renewals)
-            stranger = pool.submit(other.execute, [release(key, id="x.1", token=7) for key in keys])
+            outsider = pool.submit(other.execute, [release(key, id="x.1", token=7) for key in keys])
             eventually(
                 lambda: admin.execute(
                     "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
@@ -223,7 +223,7 @@ def test_a_command_that_waited_for_a_row_decides_by_the_time_after_the_wait(url,
             )
             time.sleep(0.05)
             renewed = store.join(mine).execute(renewals)
-        assert all(isinstance(outcome, out.NotHolder) for outcome in stranger.result())
+        assert all(isinstance(outcome, out.NotHolder) for outcome in outsider.result())
     assert [expiry(admin, key) for key in keys] == [outcome.expires_at for outcome in renewed]
     assert all(isinstance(outcome, out.Renewed) for outcome in connection.execute(renewals))
 
@@ -237,11 +237,11 @@ def test_hints_and_anchors_work_with_more_open_files_than_select_supports(url, a
     with ExitStack() as stack:
         for _ in range(1_100):
             stack.enter_context(open(os.devnull))  # noqa: PTH123
-        heard = []
+        received = []
         store = stack.enter_context(closing(open_store(f"{url}&advisory=true", namespace="default")))
         connection = stack.enter_context(closing(store.connect("commands")))
-        stack.enter_context(closing(store.watch("b", heard.append)))
-        eventually(lambda: heard)
+        stack.enter_context(closing(store.watch("b", received.append)))
+        eventually(lambda: received)
         (granted,) = connection.execute([acquire(ttl=600)])
         plain = stack.enter_context(closing(open_store(url, namespace="default")))
         other = stack.enter_context(closing(plain.connect("commands")))
@@ -304,25 +304,25 @@ def test_a_session_that_is_lost_repeatedly_leaves_nothing_open(url, admin):
 
 
 def test_an_invalid_notification_makes_waiters_check(url, opened, admin):
-    store, heard = opened(url), []
-    with closing(store.watch("b", heard.append)) as watch:
-        eventually(lambda: heard == [None])
+    store, received = opened(url), []
+    with closing(store.watch("b", received.append)) as watch:
+        eventually(lambda: received == [None])
         channel = watch._listen.split('"')[1]
         for text in ("not json", "7", '["b.1"]'):
             admin.execute("SELECT pg_notify(%s, %s)", (channel, text))
-        assert eventually(lambda: heard[1:] == [None, None, ["b.1"]])
+        assert eventually(lambda: received[1:] == [None, None, ["b.1"]])
 
 
 def test_local_waiters_are_notified_also_when_the_answer_is_lost(url, opened, admin):
-    store, heard = opened(url), []
+    store, received = opened(url), []
     connection = store.connect()
     (held, _) = connection.execute([acquire(), wait(id="b.1")])
-    with closing(store.watch("b", heard.append)):
-        eventually(lambda: heard == [None])
+    with closing(store.watch("b", received.append)):
+        eventually(lambda: received == [None])
         admin.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'holdfast' "
             "AND query NOT LIKE 'LISTEN%'"
         )
         with pytest.raises(StoreUnavailable):
             connection.execute([release(token=held.token)])
-        assert heard == [None, None]
+        assert received == [None, None]

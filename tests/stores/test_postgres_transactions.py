@@ -231,17 +231,17 @@ def test_the_lock_timeout_of_the_users_transaction_is_unchanged(store):
 
 
 def test_no_notification_is_sent_before_the_commit(store, server):
-    with psycopg.connect(server.url, autocommit=True) as ear:
+    with psycopg.connect(server.url, autocommit=True) as listener:
         waiting = store.connect("commands")
         waiting.execute([acquire(), acquire(id="far.1", queue=True)])
         watch = store.watch("far", print)
-        ear.execute(watch._listen)
+        listener.execute(watch._listen)
         watch.close()
         with store.transaction() as connection:
             (outcome,) = store.join(connection).execute([c.Abandon(key="k", id="a.1", ttl=0)])
             assert outcome.woken == ("far.1",)
         waiting.close()
-        assert list(ear.notifies(timeout=0.1)) == []
+        assert list(listener.notifies(timeout=0.1)) == []
 
 
 # -- connections of the user's own -------------------------------------------------------------------------------
@@ -298,8 +298,8 @@ def test_a_connection_to_another_database_is_refused(server):
         db.execute("CREATE DATABASE not_ours")
         other = server.url.rpartition("/")[0] + "/not_ours"
         store = open_store(server.url, namespace="default", options=SCHEMA)
-        with psycopg.connect(other) as stranger, pytest.raises(InvalidOption, match="another database"):
-            store.join(stranger)
+        with psycopg.connect(other) as outsider, pytest.raises(InvalidOption, match="another database"):
+            store.join(outsider)
         store.close()
         db.execute("DROP DATABASE not_ours")
 

@@ -148,9 +148,9 @@ def tls(certificates):
 def test_commands_and_notifications_work_over_tls(tls, certificates, scheme, namespace, opened):
     url = f"{scheme}://:s3cret@localhost:{tls}/0?ssl_ca_certs={certificates}/ca.crt"
     store = opened(url, namespace=namespace)
-    heard = []
-    watch = store.watch("b", lambda ids: heard.append(ids))
-    eventually(lambda: heard)
+    received = []
+    watch = store.watch("b", lambda ids: received.append(ids))
+    eventually(lambda: received)
     with Client(url, namespace=namespace) as hf, hf.lock("k") as lease:
         assert lease.token
     watch.close()
@@ -184,9 +184,9 @@ def node():
 def test_a_cluster_client_is_accepted_as_the_store(node, opened, namespace):
     client = RedisCluster(startup_nodes=[ClusterNode("127.0.0.1", node.port)])
     store = opened(client, namespace=namespace)
-    heard = []
-    watch = store.watch("b", lambda ids: heard.append(ids))
-    eventually(lambda: heard)
+    received = []
+    watch = store.watch("b", lambda ids: received.append(ids))
+    eventually(lambda: received)
     assert isinstance(store.connect("commands").execute([acquire()])[0], out.Granted)
     assert {finding.check: finding.level for finding in store.diagnose()}["cluster"] == "ok"
     watch.close()

@@ -147,7 +147,7 @@ RECORDS = ("run:", "journal:", "inbox:", "lock:", "slot:", "record:")
 @pytest.mark.parametrize("case", CASES)
 @NEWEST
 def test_a_wrong_type_at_the_key_of_an_index_leaves_nothing_half_done(operator, stage, case):
-    commands, wrong, told = CASES[case], set(), []
+    commands, wrong, errors = CASES[case], set(), []
     _, before, after = used(operator, stage, commands)
     for name in sorted(before.keys() | after.keys()):
         if name.startswith(RECORDS):
@@ -158,15 +158,15 @@ def test_a_wrong_type_at_the_key_of_an_index_leaves_nothing_half_done(operator, 
             try:
                 connection.execute(commands)
             except StoreError as error:
-                told.append(error)
+                errors.append(error)
             operator.eval(PUT_BACK, 2, BASE + name, "aside")
         if stage.stored() == after:
             rules.execute(commands, stage.clock.now)
         if not stage.equals(rules, commands):
             wrong.add(name)
     assert wrong == set()
-    assert all("holds data of another program" in str(error) for error in told)
-    assert not any("HALFWAY" in str(error) or error.ambiguous for error in told)
+    assert all("holds data of another program" in str(error) for error in errors)
+    assert not any("HALFWAY" in str(error) or error.ambiguous for error in errors)
 
 
 PUT_ASIDE = """

@@ -83,19 +83,24 @@ def test_records_of_a_newer_version_are_decided_by_the_same_rules_and_keep_their
     with redis.Redis.from_url(url.partition("?")[0]) as client:
         for seed in range(40):
             clock.now = ManualClock().now
-            model, generator, told, namespace = LockModel(), LockHistoryGenerator(seed, listens=False), 0, f"n{seed}"
+            model, generator, sent, namespace = (
+                LockModel(),
+                LockHistoryGenerator(seed, listens=False),
+                0,
+                f"n{seed}",
+            )
             store = open_store(url, namespace=namespace, clock=clock)
             connection = store.connect("commands")
             layout = redis_layout(url, namespace)
-            while told < 80:
+            while sent < 80:
                 clock.pass_by(generator.time_passes())
                 commands = generator.batch()
                 outcomes, expected = connection.execute(commands), model.execute(commands, clock.now)
                 assert list(map(unversioned, outcomes)) == list(map(unversioned, expected)), (
-                    f"seed {seed}, after {told}"
+                    f"seed {seed}, after {sent}"
                 )
                 generator.observe(commands, expected)
-                told += len(commands)
+                sent += len(commands)
                 for key, record in model.records.items():
                     if generator.random.random() < 0.5:
                         model.records[key] = made_strange(record)

@@ -60,11 +60,11 @@ def test_a_server_that_may_evict_locks_is_reported_once(*, own, operator, opened
     operator.config_set("maxmemory-policy", policy)
     for _ in range(3):
         opened(own.url).connect("commands").execute([acquire()])
-    told = [record.getMessage() for record in caplog.records if record.name == "holdfast"]
-    assert len(told) == 1
-    assert policy in told[0]
-    assert words in told[0]
-    assert "noeviction" in told[0]
+    messages = [record.getMessage() for record in caplog.records if record.name == "holdfast"]
+    assert len(messages) == 1
+    assert policy in messages[0]
+    assert words in messages[0]
+    assert "noeviction" in messages[0]
     assert levels(opened(own.url))["eviction"] == "problem"
 
 
@@ -81,10 +81,10 @@ def test_a_persistence_that_is_weaker_than_the_promise_is_reported_once(
     assert [store.capabilities.durable for store in stores] == [False] * 3
     for store in stores:
         store.connect("commands")
-    told = [record.getMessage() for record in caplog.records if record.name == "holdfast"]
-    assert len(told) == 1
-    assert words in told[0]
-    assert "appendfsync always" in told[0]
+    messages = [record.getMessage() for record in caplog.records if record.name == "holdfast"]
+    assert len(messages) == 1
+    assert words in messages[0]
+    assert "appendfsync always" in messages[0]
     assert levels(stores[0])["durability"] == "warning"
     operator.config_set("appendonly", "yes")
     operator.config_set("appendfsync", "always")

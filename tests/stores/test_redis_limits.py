@@ -94,14 +94,14 @@ def test_the_layout_of_limits_is_this_one(server, base, connection):
 
 @pytest.mark.parametrize("seed", range(12))
 def test_the_indexes_of_limits_match_the_runs(server, base, connection, clock, seed):
-    model, generator, told = RunModel(), LimitHistoryGenerator(seed), 0
-    while told < 250:
+    model, generator, sent = RunModel(), LimitHistoryGenerator(seed), 0
+    while sent < 250:
         clock.pass_by(generator.time_passes() + generator.clock_jumps())
         commands = generator.batch()
         expected = model.execute(commands, clock.now)
         assert connection.execute(commands) == expected
         generator.observe(commands, expected)
-        told += len(commands)
+        sent += len(commands)
     let_in, waiting, crowded = {}, {}, {}
     for id in generator.ids:
         run = model.repo.run(id)
@@ -285,16 +285,16 @@ def test_children_of_one_record_are_counted_together_and_events_of_the_parent_ar
     oldest = publish(connection, Limit(name="all", max=2, on_excess="cancel_oldest"))
     parent = begun(connection, "parent", oldest)
     children = tuple(asked(run, oldest, worker="", parent="parent").new for run in ("x", "y", "z"))
-    told = ask(connection, record(parent, "e", children=children, then=Park(None)), Recorded)
-    events = [(event.number, event.kind, event.name) for event in told.events]
-    assert (told.done, events) == (False, [(1, "cancel", ""), (2, "child", "x")])
+    recorded = ask(connection, record(parent, "e", children=children, then=Park(None)), Recorded)
+    events = [(event.number, event.kind, event.name) for event in recorded.events]
+    assert (recorded.done, events) == (False, [(1, "cancel", ""), (2, "child", "x")])
     assert status(connection, "parent", "x", "y", "z") == ["running", "cancelled", "queued", "pending"]
     newest = publish(connection, Limit(name="all", max=1, on_excess="cancel_newest"), workflow="mail")
     other = ask(connection, start("other", type="mail", worker="v.1", places=(LimitKey("all"),), terms=newest.digest),
                 Started).run  # fmt: skip
     child = NewRun(id="c", type="mail", input="1", request="q", parent="other", places=(LimitKey("all"),))
-    told = ask(connection, record(other, children=(child,), then=Park(None)), Recorded)
-    assert (told.done, [(event.kind, event.name) for event in told.events]) == (False, [("child", "c")])
+    recorded = ask(connection, record(other, children=(child,), then=Park(None)), Recorded)
+    assert (recorded.done, [(event.kind, event.name) for event in recorded.events]) == (False, [("child", "c")])
 
 
 def test_a_command_that_fails_after_its_first_child_has_changed_nothing(server, base, connection):

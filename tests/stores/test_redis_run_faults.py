@@ -356,18 +356,18 @@ def quiet(own_server, clock):
 def test_workers_and_clients_that_wait_for_a_result_are_notified_by_name(opened, url):
     """A worker that could drive it, its driver, and a client that waits for its end."""
     store = opened(url)
-    connection, heard = store.connect("commands"), {"w": [], "x": []}
-    watches = [store.watch(channel, told.append) for channel, told in heard.items()]
+    connection, received = store.connect("commands"), {"w": [], "x": []}
+    watches = [store.watch(channel, notified.append) for channel, notified in received.items()]
     try:
-        eventually(lambda: all(heard.values()))  # the subscriptions have begun
+        eventually(lambda: all(received.values()))  # the subscriptions have begun
         add_worker(connection)
         ask(connection, start(), Started)
-        eventually(lambda: heard["w"][1:] == [["w.run/r"]])
+        eventually(lambda: received["w"][1:] == [["w.run/r"]])
         (one,) = ask(connection, claim(), Claimed).claims
         connection.execute([r.WatchRun(run="r", id="x.7"), signal()])
-        eventually(lambda: heard["w"][2:] == [["w.run/r"]])
+        eventually(lambda: received["w"][2:] == [["w.run/r"]])
         ask(connection, record(one.run, seen=1, then=Finish("completed", "1")), Recorded)
-        eventually(lambda: heard["x"][1:] == [["x.7"]])
+        eventually(lambda: received["x"][1:] == [["x.7"]])
     finally:
         for watch in watches:
             watch.close()
@@ -403,12 +403,12 @@ def test_a_driver_that_adds_entries_gets_the_events_that_arrived_meanwhile(conne
     add_worker(connection)
     run = driven(connection)
     ask(connection, signal(), Posted)
-    told = ask(connection, record(run, "x", seen=0), Recorded)
-    assert (told.done, [event.name for event in told.events]) == (True, ["paid"])
+    recorded = ask(connection, record(run, "x", seen=0), Recorded)
+    assert (recorded.done, [event.name for event in recorded.events]) == (True, ["paid"])
     assert ask(connection, record(run, "y", at=2, seen=1), Recorded).events == ()
     ask(connection, signal(), Posted)
-    told = ask(connection, record(run, "z", at=3, seen=1), Recorded)
-    assert [event.number for event in told.events] == [2]
+    recorded = ask(connection, record(run, "z", at=3, seen=1), Recorded)
+    assert [event.number for event in recorded.events] == [2]
 
 
 def test_queries_about_runs_write_nothing(server, connection):

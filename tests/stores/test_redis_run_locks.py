@@ -156,21 +156,21 @@ def test_numbers_that_are_too_large_or_not_whole_are_refused(server, base, conne
 
 def test_only_the_worker_of_a_run_is_notified_of_an_offer_to_the_run(opened, url):
     store = opened(url)
-    connection, heard = store.connect("commands"), {"w": [], "x": [], "run:1:r": []}
-    watches = [store.watch(channel, told.append) for channel, told in heard.items()]
+    connection, received = store.connect("commands"), {"w": [], "x": [], "run:1:r": []}
+    watches = [store.watch(channel, notified.append) for channel, notified in received.items()]
     try:
-        eventually(lambda: all(heard.values()))  # the subscriptions have begun
+        eventually(lambda: all(received.values()))  # the subscriptions have begun
         add_worker(connection)
         run = driven(connection)
         held = ask(connection, acquire("k", "y.1"), out.Granted)
         wants(connection, run, take())
         ask(connection, wait("k", "x.1"), out.Queued)
         assert ask(connection, release("k", "y.1", token=held.token), out.Released).woken == ("run:1:r",)
-        eventually(lambda: heard["w"][1:] == [["w.run/r"]])
+        eventually(lambda: received["w"][1:] == [["w.run/r"]])
         wants(connection, run, take(), seen=1, request="2")
         wants(connection, run, give(), seen=1, request="3")
-        eventually(lambda: heard["x"][1:] == [["x.1"]])
-        assert heard["run:1:r"][1:] == []
+        eventually(lambda: received["x"][1:] == [["x.1"]])
+        assert received["run:1:r"][1:] == []
     finally:
         for watch in watches:
             watch.close()
@@ -398,18 +398,18 @@ def test_a_random_history_with_locks_of_a_newer_version_has_the_outcomes_of_the_
     with redis.Redis.from_url(url.partition("?")[0]) as client:
         for seed in range(25):
             clock.now = START
-            model, generator, told, namespace = RunModel(), RunLockHistoryGenerator(seed), 0, f"n{seed}"
+            model, generator, sent, namespace = RunModel(), RunLockHistoryGenerator(seed), 0, f"n{seed}"
             store = open_store(url, namespace=namespace, clock=clock)
             connection, layout = store.connect("commands"), redis_layout(url, namespace)
-            while told < 150:
+            while sent < 150:
                 clock.pass_by(generator.time_passes())
                 commands = generator.batch()
                 outcomes, expected = connection.execute(commands), model.execute(commands, clock.now)
                 assert list(map(unversioned, outcomes)) == list(map(unversioned, expected)), (
-                    f"seed {seed}, after {told}"
+                    f"seed {seed}, after {sent}"
                 )
                 generator.observe(commands, expected)
-                told += len(commands)
+                sent += len(commands)
                 for key, _, _ in KEYS:
                     if key in model.records and generator.random.random() < 0.5:
                         model.records[key] = made_strange(model.records[key])

@@ -92,14 +92,14 @@ def test_the_layout_of_a_slot_that_was_written_with_a_record_is_this_one(server,
 
 @pytest.mark.parametrize("seed", range(12))
 def test_every_index_matches_the_runs(server, base, connection, clock, seed):
-    model, generator, told = RunModel(), RunHistoryGenerator(seed), 0
-    while told < 200:
+    model, generator, sent = RunModel(), RunHistoryGenerator(seed), 0
+    while sent < 200:
         clock.pass_by(generator.time_passes() + generator.clock_jumps())
         commands = generator.batch()
         expected = model.execute(commands, clock.now)
         assert connection.execute(commands) == expected
         generator.observe(commands, expected)
-        told += len(commands)
+        sent += len(commands)
     stored = everything(server, base)
     runs = {name.removeprefix("run:"): value for name, value in stored.items() if name.startswith("run:")}
     due, owned, living, keys, groups, attributes = {}, {}, {}, {}, {}, {}

@@ -55,13 +55,13 @@ def skewed_process(url):
         process = clock.start([sys.executable, "-c", WORKER, url], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
         def work():
-            said = []
+            printed = []
             process.stdin.write("x\n")
             process.stdin.flush()
             while (line := process.stdout.readline().strip()) != "done":
                 assert line, "it has ended"
-                said.append(line)
-            return said
+                printed.append(line)
+            return printed
 
         return work, process, clock
 
@@ -73,22 +73,22 @@ def skewed_process(url):
 @pytest.mark.parametrize("offset", [3_600.0, -3_600.0, 5.0, -5.0])
 def test_a_process_whose_clock_differs_is_named_in_every_process_and_by_doctor(url, skewed_process, offset):
     with Client(url, name="straight") as hf:
-        told = []
-        hf.events.subscribe(lambda event: told.append(event.fields) if event.name == "clock_differs" else None)
+        notified = []
+        hf.events.subscribe(lambda event: notified.append(event.fields) if event.name == "clock_differs" else None)
         hf.lock("a", ttl=5).acquire().release()
-        assert told == []
+        assert notified == []
         work, process, _clock = skewed_process(offset)
-        said = work()
-        assert len(said) == 1
-        assert "'client': 'skewed_process'" in said[0]
+        printed = work()
+        assert len(printed) == 1
+        assert "'client': 'skewed_process'" in printed[0]
         hf.lock("a", ttl=5).acquire().release()
-        (one,) = told
+        (one,) = notified
         assert (one["client"], one["pid"]) == ("skewed_process", process.pid)
         assert one["ahead"] == pytest.approx(offset, abs=1)
         for _ in range(3):  # once per change
             assert work() == []
             hf.lock("a", ttl=5).acquire().release()
-        assert len(told) == 1
+        assert len(notified) == 1
         done = holdfast("doctor", "--json", "--url", url)
         assert done.exit_code == 1
         (finding,) = [one for one in json.loads(done.stdout)["findings"] if one["check"] == "clocks"]
@@ -99,19 +99,19 @@ def test_a_process_whose_clock_differs_is_named_in_every_process_and_by_doctor(u
 
 def test_a_corrected_clock_is_no_longer_reported_until_it_differs_again(url, skewed_process):
     with Client(url) as hf:
-        told = []
-        hf.events.subscribe(lambda event: told.append(event.fields) if event.name == "clock_differs" else None)
+        notified = []
+        hf.events.subscribe(lambda event: notified.append(event.fields) if event.name == "clock_differs" else None)
         work, process, clock = skewed_process(3_600.0)
         work()
         hf.lock("a", ttl=5).acquire().release()
         clock.set(0.0)
         eventually(lambda: work() == [] and not rows(url))
         hf.lock("a", ttl=5).acquire().release()
-        assert len(told) == 1
+        assert len(notified) == 1
         clock.set(-100.0)
         eventually(work)
         hf.lock("a", ttl=5).acquire().release()
-        assert [one["pid"] for one in told] == [process.pid] * 2
+        assert [one["pid"] for one in notified] == [process.pid] * 2
         assert holdfast("doctor", "--url", url).exit_code == 1
 
 
@@ -158,14 +158,14 @@ RENEWALS = 9
 
 def events_of(process):
     """The events of an engine until it has completed its runs and renewed its lease often, or has lost it."""
-    told = Counter()
-    while told["returned"] < 5 or told["leases_renewed"] < RENEWALS:
+    notified = Counter()
+    while notified["returned"] < 5 or notified["leases_renewed"] < RENEWALS:
         line = process.stdout.readline()
         assert line, "it has ended"
-        told[line.strip()] += 1
-        if told["worker_lost"]:
+        notified[line.strip()] += 1
+        if notified["worker_lost"]:
             break
-    return told
+    return notified
 
 
 @pytest.mark.parametrize("offset", [3_600.0, -3_600.0])
@@ -177,9 +177,9 @@ def test_workers_keep_their_leases_although_the_clock_of_one_differs(url, offset
             for name, clock in (("skewed_process", skewed_process), ("straight", straight))
         ]
         with ThreadPoolExecutor(len(workers)) as threads:
-            told = list(threads.map(events_of, workers))
-        assert [one["worker_lost"] for one in told] == [0, 0]
-        assert [one["clock_differs"] for one in told] == [1, 1]
+            notified = list(threads.map(events_of, workers))
+        assert [one["worker_lost"] for one in notified] == [0, 0]
+        assert [one["clock_differs"] for one in notified] == [1, 1]
         assert holdfast("doctor", "--url", url).exit_code == 1
 
 

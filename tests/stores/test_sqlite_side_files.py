@@ -190,13 +190,13 @@ WAITER = (
     BECOME
     + """
 import threading
-heard = threading.Event()
+received = threading.Event()
 store = open_store(url, namespace="default")
-watch = store.watch("b", lambda ids: heard.set())
+watch = store.watch("b", lambda ids: received.set())
 connection = store.connect("commands")
 queued, = connection.execute([wait(id="b.1")])
 report(type(watch).__name__, type(queued).__name__)
-report(heard.wait(20))
+report(received.wait(20))
 granted, = connection.execute([wait(id="b.1")])
 report(type(granted).__name__)
 connection.execute([release(id="b.1", token=granted.token)])
@@ -416,13 +416,13 @@ def test_the_time_of_a_file_behind_a_link_is_not_changed_and_the_link_is_replace
     secret = path.with_name("secret")
     secret.touch()
     os.utime(secret, (1_000, 1_000))
-    heard = watch(store)
-    assert isinstance(heard, wakeup.SocketWatch)
+    received = watch(store)
+    assert isinstance(received, wakeup.SocketWatch)
     place = beside(path, "-wake") / "b"
     link = place.with_name("link")
     link.symlink_to(secret)
     link.rename(place)
-    heard._rebind_if_missing()
+    received._rebind_if_missing()
     assert secret.stat().st_mtime == 1_000
     assert place.is_socket()
 

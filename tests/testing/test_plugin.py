@@ -119,9 +119,9 @@ def test_on_a_shared_store_each_test_has_a_namespace(users_tests, tmp_path):
         def test_it(holdfast, holdfast_store, time):
             assert holdfast.namespace == holdfast_store.namespace != "default"
             assert holdfast.hold("a", ttl=60)
-            with Client(namespace=holdfast_store.namespace) as told, Client() as untold:
-                assert told.locks.inspect("a").held
-                assert not untold.locks.inspect("a").held
+            with Client(namespace=holdfast_store.namespace) as same, Client() as default:
+                assert same.locks.inspect("a").held
+                assert not default.locks.inspect("a").held
         """,
         "--holdfast-url",
         f"sqlite:///{tmp_path}/shared.db",
@@ -156,14 +156,14 @@ def test_a_lease_is_lost_with_an_error_after_a_pause(users_tests):
     users_tests(
         """
         def test_in_a_thread(holdfast, holdfast_clock):
-            told = []
+            notified = []
             with pytest.raises(LeaseLost):
-                with holdfast.lock("a", ttl=30, on_lost=told.append) as lease:
+                with holdfast.lock("a", ttl=30, on_lost=notified.append) as lease:
                     holdfast_clock.pause(20)
                     lease.check()  # the heartbeat came in time
                     holdfast_clock.pause(31)
                     assert not lease.valid
-            assert told == [lease]
+            assert notified == [lease]
 
         def test_on_a_loop(async_holdfast, holdfast_clock):
             async def main():
@@ -279,7 +279,7 @@ def test_a_waiter_gets_the_lock_while_time_stands_still(users_tests):
 def test_a_wait_that_never_ends_is_an_error_and_does_not_hang(users_tests):
     users_tests(
         """
-        def test_a_wait_for_ever(holdfast, holdfast_store, holdfast_clock):
+        def test_a_wait_without_end(holdfast, holdfast_store, holdfast_clock):
             holdfast_clock.longest_wait = 1_000
             with holdfast_store.client().lock("a", ttl=600):
                 with pytest.raises(TimeoutError, match="1000 s of virtual time"):
@@ -299,7 +299,7 @@ def test_a_wait_that_never_ends_is_an_error_and_does_not_hang(users_tests):
             go_on.set()
             thread.join()
 
-        def test_a_task_that_nobody_lets_time_pass_for(async_holdfast, holdfast_store, holdfast_clock):
+        def test_a_task_whose_clock_is_never_moved(async_holdfast, holdfast_store, holdfast_clock):
             holdfast_clock.patience = 0.1
 
             async def main():
@@ -325,12 +325,12 @@ def test_a_blocked_loop_loses_its_lease_after_max_stall(users_tests):
         """
         @pytest.mark.filterwarnings("default::ResourceWarning")
         def test_it(async_holdfast, holdfast_clock):
-            held, go_on, told = threading.Event(), threading.Event(), []
+            held, go_on, notified = threading.Event(), threading.Event(), []
 
             async def main():
                 with pytest.raises(LeaseLost):
                     async with async_holdfast.lock("a", ttl=10, max_stall=60) as lease:
-                        told.append(lease)
+                        notified.append(lease)
                         held.set()
                         go_on.wait(20)
                         await asyncio.sleep(0)
@@ -339,9 +339,9 @@ def test_a_blocked_loop_loses_its_lease_after_max_stall(users_tests):
             thread.start()
             held.wait(10)
             holdfast_clock.advance(50)
-            assert told[0].valid
+            assert notified[0].valid
             holdfast_clock.advance(60)
-            assert not told[0].valid
+            assert not notified[0].valid
             go_on.set()
             thread.join()
         """,
@@ -374,14 +374,14 @@ def test_conflicting_writers_pause_in_real_time(users_tests):
 def test_after_the_test_all_clocks_are_real_again(users_tests):
     users_tests(
         """
-        from holdfast.runtime import flows, grant as held, heartbeats as keeper
+        from holdfast.runtime import flows, grant as held, heartbeats
         from holdfast.platform import elapsed
 
         def test_virtual(holdfast, holdfast_clock):
-            assert flows.elapsed == held.elapsed == keeper.elapsed == holdfast_clock.elapsed
+            assert flows.elapsed == held.elapsed == heartbeats.elapsed == holdfast_clock.elapsed
 
         def test_real(holdfast):
-            assert flows.elapsed is held.elapsed is keeper.elapsed is elapsed
+            assert flows.elapsed is held.elapsed is heartbeats.elapsed is elapsed
             with pytest.raises(LockTimeout):
                 with holdfast.semaphore("a", permits=1):
                     holdfast.semaphore("a", permits=1).acquire(wait=0.01)

@@ -189,7 +189,7 @@ def sync_holding(hf: Client) -> None:
     assert_type(count.update(lambda value: (value or 0) + 1), int)
     assert_type(hf.state("seat", type=Seat), AtomicState[Seat])
     assert_type(hf.state("any"), AtomicState[Any])
-    count.set("text")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # a number was said
+    count.set("text")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # its type is a number
     mutex = DurableMutex(lease=30)
     slot = hf.state.workflow("w", "k", initial=initial_lock_record())
     assert_type(mutex.try_acquire(slot, holder_id="a", now=0), AcquireAttempt)

@@ -653,10 +653,10 @@ def test_a_grandchild_with_an_explicit_id_below_a_child_without_is_refused_in_th
     async def scenario():
         async with engine_on(url, imports(runs, deep=deep)) as engine:
             handle = await engine.start("top", ["a", "b"], id="top")
-            told = (
+            notified = (
                 r"was started by 'top/mid.*Put retry= on the workflow.*give the run 'top/mid' an id=.*put ctx\.run_id"
             )
-            with pytest.raises(WorkflowFailed, match=told):
+            with pytest.raises(WorkflowFailed, match=notified):
                 await handle.result(timeout=20)
             below = "/low" if deep else ""
             assert await children_of(engine, "top/mid" + below) == {"import-a": "completed", "import-b": "failed"}

@@ -36,33 +36,33 @@ async def ends(handle, status="cancelled", within=10):
 
 
 def test_a_running_async_step_is_cancelled_and_a_cleanup_step_is_recorded(url, played, engine_on):
-    told = []
+    notified = []
 
-    async def for_ever():
-        told.append("begun")
+    async def forever():
+        notified.append("begun")
         try:
             await asyncio.Event().wait()
         finally:
-            told.append("stopped")
+            notified.append("stopped")
 
     @workflow
     async def runtime(ctx: Context) -> None:
         try:
-            await ctx.step("for ever", for_ever, retry=Retry(max_attempts=5))
+            await ctx.step("for ever", forever, retry=Retry(max_attempts=5))
         finally:
-            told.append(await tidy("tidied"))
+            notified.append(await tidy("tidied"))
 
     async def scenario():
         async with engine_on(url, [runtime]) as engine:
             handle = await engine.start(runtime, id="r")
-            await eventually_async(lambda: told)
+            await eventually_async(lambda: notified)
             await handle.cancel()
             await handle.cancel()
             await ends(handle)
             return await history(engine, "r")
 
     entries = played(scenario)
-    assert told == ["begun", "stopped", "tidied"]
+    assert notified == ["begun", "stopped", "tidied"]
     assert ['"kind":"cancel"' in entries[1], '"tidied"' in entries[2], len(entries)] == [True, True, 3]
 
 
@@ -160,17 +160,17 @@ def test_a_run_without_a_driver_is_cancelled_by_the_next_driver(url, played, eng
 
 
 def test_children_and_grandchildren_are_cancelled_also_those_that_are_not_awaited(url, played, engine_on):
-    told = []
+    notified = []
 
-    async def for_ever(name):
+    async def forever(name):
         try:
             await asyncio.Event().wait()
         finally:
-            told.append(name)
+            notified.append(name)
 
     @workflow
     async def leaf(ctx: Context, name: str) -> None:
-        await ctx.step("for ever", for_ever, name)
+        await ctx.step("for ever", forever, name)
 
     @workflow
     async def branch(ctx: Context) -> None:
@@ -191,7 +191,7 @@ def test_children_and_grandchildren_are_cancelled_also_those_that_are_not_awaite
                 await ends(engine.handle(run))
 
     played(scenario)
-    assert sorted(told) == ["awaited", "beside"]
+    assert sorted(notified) == ["awaited", "beside"]
 
 
 async def _steps(engine, run):
@@ -257,33 +257,33 @@ def test_after_half_a_minute_a_cancelled_run_is_ended_whatever_its_code_does():
 
 
 def test_a_cleanup_step_that_takes_too_long_is_cancelled_with_the_run():
-    told = []
+    notified = []
 
-    async def for_ever():
-        told.append("begun")
+    async def forever():
+        notified.append("begun")
         try:
             await asyncio.Event().wait()
         finally:
-            told.append("stopped")
+            notified.append("stopped")
 
     @workflow
     async def hangs(ctx: Context) -> None:
         try:
             await ctx.sleep("1 day")
         finally:
-            await ctx.step("for ever", for_ever)
+            await ctx.step("for ever", forever)
 
     async def scenario():
         async with TestEngine([hangs]) as engine:
             handle = await engine.start(hangs)
             await handle.cancel()
-            await eventually_async(lambda: told)
+            await eventually_async(lambda: notified)
             engine._now += 30_000_000  # the step is in progress: `advance` would wait for it
             engine._worker.drivers[handle.id].tick()
             await ends(handle)
 
     asyncio.run(scenario())
-    assert told == ["begun", "stopped"]
+    assert notified == ["begun", "stopped"]
 
 
 def test_a_parked_cancelled_run_is_ended_after_half_a_minute_too(played, engine_on, monkeypatch):

@@ -125,8 +125,8 @@ def test_a_run_that_the_lock_does_not_list_waits_for_listed_waiters_if_there_are
 def test_the_youngest_run_gets_one_event_about_its_wait():
     store = Store()
     assert asyncio.run(resolve(store, "x")) == CycleFound("y", fresh=True, again=["x"])
-    ((*told, payload),) = store.posted
-    assert told == ["y", "deadlock", "2"]
+    ((*notified, payload),) = store.posted
+    assert notified == ["y", "deadlock", "2"]
     assert payload == "\"x holds 'a' and waits for 'b'; y holds 'b' and waits for 'a'\""
     assert asyncio.run(resolve(store, "x")) == CycleFound("y", fresh=False, again=["x"])
 
@@ -218,8 +218,8 @@ def test_the_message_of_a_large_cycle_names_the_run_and_those_that_block_it():
     runs["p"] = run("p", (1, "a"), stuck=Stuck(0, children))
     store = Store(runs, {"a": lock([of("p", 1)], [of(name, 1) for name in children])})
     asyncio.run(resolve(store, "p"))
-    ((told, *_, payload),) = store.posted
-    assert told == "c299"
+    ((notified, *_, payload),) = store.posted
+    assert notified == "c299"
     assert "c299 waits for 'a'; p holds 'a' and waits for the child c" in payload
     assert "and 590 more such waits" in payload
     assert len(payload) < 1_000

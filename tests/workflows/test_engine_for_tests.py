@@ -81,10 +81,10 @@ def test_signals_and_timeouts_of_a_workflow_are_in_the_engines_time():
 
     async def scenario():
         async with TestEngine([waits]) as engine:
-            told, late = await engine.start(waits, None), await engine.start(waits, None)
+            notified, late = await engine.start(waits, None), await engine.start(waits, None)
             await engine.advance("59 minutes")
-            await told.signal("go", "on")
-            assert await told.result(5) == "on"
+            await notified.signal("go", "on")
+            assert await notified.result(5) == "on"
             await engine.advance("800 days")
             with pytest.raises(WorkflowFailed) as caught:
                 await late.result(5)

@@ -70,15 +70,15 @@ def test_a_signal_that_arrives_while_its_run_is_claimed_is_delivered_at_once(url
         async def execute(self, command):
             outcome = await super().execute(command)
             if isinstance(command, ClaimRuns) and outcome.claims:
-                self.heard = asyncio.Event()
+                self.received = asyncio.Event()
                 await super().execute(PostEvent(run=outcome.claims[0].run.id, event=WORD))
-                await self.heard.wait()
+                await self.received.wait()
             return outcome
 
         def _notified(self, runs):
             super()._notified(runs)
             if runs and not self.drivers:
-                self.heard.set()
+                self.received.set()
 
         def send(self, command, answer):
             if isinstance(command, ReadRun):

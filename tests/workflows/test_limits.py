@@ -368,7 +368,7 @@ def test_a_rejected_child_fails_where_it_is_awaited_and_is_not_started_later(pla
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "message"),
     [
         (lambda: Concurrency(max=0), "max"),
         (lambda: Concurrency(max=1, on_excess="drop"), "reject, skip"),
@@ -385,8 +385,8 @@ def test_a_rejected_child_fails_where_it_is_awaited_and_is_not_started_later(pla
         (lambda: waiting(concurrency=[Concurrency(max=1), Concurrency(max=2)]), "another name"),
     ],
 )
-def test_an_invalid_limit_is_refused(make, said):
-    with pytest.raises(ValueError, match=said):
+def test_an_invalid_limit_is_refused(make, message):
+    with pytest.raises(ValueError, match=message):
         make()
 
 
@@ -402,7 +402,7 @@ def test_every_limit_error_has_one_base_class():
 
 @pytest.mark.parametrize("on_excess", ["skip", "cancel_newest"])
 def test_a_signal_with_a_rejected_start_is_not_delivered(url, played, engine_on, on_excess):
-    told = "another run is kept" if on_excess == "skip" else "recorded as cancelled"
+    expected = "another run is kept" if on_excess == "skip" else "recorded as cancelled"
 
     @workflow(name="talk", concurrency=Concurrency(max=1, on_excess=on_excess))
     async def talk(ctx, who: str) -> str:
@@ -411,7 +411,7 @@ def test_a_signal_with_a_rejected_start_is_not_delivered(url, played, engine_on,
     async def scenario():
         async with engine_on(url, [talk]) as engine:
             ann = await engine.start(talk, "ann", id="ann")
-            with pytest.raises(WorkflowConcurrencyLimitExceededError, match=told) as caught:
+            with pytest.raises(WorkflowConcurrencyLimitExceededError, match=expected) as caught:
                 await engine.start_or_signal(talk, "bob", id="bob", name="say", payload="a secret of bob's")
             assert (caught.value.workflow_type, caught.value.limit) == ("talk", 1)
             await engine.start_or_signal(talk, "ann", id="ann", name="say", payload="hello")

@@ -469,7 +469,7 @@ def test_forbidden_calls_within_a_transaction_are_refused_with_what_to_do_instea
     failure = played(scenario)
     assert failure.kind == "holdfast.errors.InvalidOption"
     assert "use execute() for each statement" in failure.detail
-    assert "not authorized" in failure.traceback, "where it was, is told too"
+    assert "not authorized" in failure.traceback, "the traceback names the place too"
     assert paid(file) == []
 
 
@@ -553,16 +553,16 @@ def test_two_engines_of_one_client_both_get_hints_also_after_one_of_them_is_clos
 
     async def scenario():
         async with AsyncClient(url) as client:
-            heard = []
+            received = []
             async with engine_on(client, [waits]) as staying:
-                staying._worker._notified = heard.append
+                staying._worker._notified = received.append
                 staying._worker._wake.clear()
                 async with engine_on(client, [], recover=False):
                     pass
                 await client.runs.start("waits", id="r")
                 async with asyncio.timeout(10):
-                    while not heard:
+                    while not received:
                         await asyncio.sleep(0.01)
-            return heard
+            return received
 
     assert ["r"] in played(scenario)

@@ -383,11 +383,11 @@ async def waited_for(task):
 def test_a_poll_ends_although_a_shielded_task_polls_forever(url, played, engine_on, poll):
     @workflow
     async def watching(ctx: Context) -> int:
-        async def poll_for_ever():
+        async def poll_forever():
             while True:
                 await ctx.signals("word")
 
-        task = asyncio.create_task(poll_for_ever())
+        task = asyncio.create_task(poll_forever())
         for _ in range(3):
             await poll(task)
         task.cancel()

@@ -18,11 +18,11 @@ class Trace:
     """Records which runs hold the lock, outside the store."""
 
     def __init__(self):
-        self.said, self.inside, self.most, self.tokens = [], 0, 0, []
+        self.printed, self.inside, self.most, self.tokens = [], 0, 0, []
         self.gate = asyncio.Event()
 
     def enter(self, who, token=0):
-        self.said.append(who)
+        self.printed.append(who)
         self.tokens.append(token)
         self.inside += 1
         self.most = max(self.most, self.inside)
@@ -31,7 +31,7 @@ class Trace:
         self.inside -= 1
 
     async def entered(self, times=1):
-        return len(self.said) >= times
+        return len(self.printed) >= times
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_one_run_at_a_time_holds_a_mutex_in_order_of_arrival_with_rising_tokens(
                     await waits_or_over(hf, number)
             tokens = [await handle.result() for handle in handles]
             assert await hf.locks.list("workflow/") == []
-        assert trace.said == [f"{number}" for number in range(6)]
+        assert trace.printed == [f"{number}" for number in range(6)]
         assert trace.most == 1
         assert tokens == sorted(set(tokens)) == trace.tokens
 
@@ -74,7 +74,7 @@ def test_one_run_at_a_time_holds_a_mutex_in_order_of_arrival_with_rising_tokens(
 
     async def arrived(hf, number):
         info = await hf.locks.inspect("workflow/turn/account")
-        known = len(trace.said) + (0 if info is None else len(info.waiters))
+        known = len(trace.printed) + (0 if info is None else len(info.waiters))
         return known > number
 
     played(scenario)
@@ -142,7 +142,7 @@ def test_a_run_holds_its_lock_through_the_end_of_its_worker_and_days_of_sleep(ur
                 assert await handle.result() == trace.tokens[0]
             async with hf.lock("account", wait=0) as lease:
                 assert lease.token > trace.tokens[0]
-        assert len(trace.said) == 1
+        assert len(trace.printed) == 1
 
     played(scenario)
 
@@ -199,7 +199,7 @@ def test_a_restarted_run_releases_its_locks(url, engine_on, played, trace):
             assert await handle.result() == trace.tokens[1] > trace.tokens[0]
 
     async def suspended(handle):
-        return await handle.status() == "suspended" and trace.said
+        return await handle.status() == "suspended" and trace.printed
 
     played(scenario)
 
@@ -218,7 +218,7 @@ def test_as_many_runs_hold_a_semaphore_as_it_has_permits(url, engine_on, played,
             handles = [await engine.start(some, number) for number in range(10)]
             for handle in handles:
                 await handle.result()
-        assert (len(trace.said), trace.most) == (10, 3)
+        assert (len(trace.printed), trace.most) == (10, 3)
 
     played(scenario)
 
@@ -243,7 +243,7 @@ def test_readers_share_and_a_writer_is_alone(url, engine_on, played, trace):
             for handle in readers:
                 await handle.signal("go")
             await eventually_async(lambda: trace.entered(3))
-            assert (trace.said, trace.inside) == (["read", "read", "write"], 1)
+            assert (trace.printed, trace.inside) == (["read", "read", "write"], 1)
             await writer.signal("go")
             await late.signal("go")
             await late.result()
@@ -268,7 +268,7 @@ def test_several_locks_are_acquired_in_one_order_whatever_order_they_are_named_i
             handles = [await engine.start(transfer, [*"abc"] if number % 2 else [*"cba"]) for number in range(6)]
             for handle in handles:
                 assert await handle.result() == ["a", "b", "c"]
-        assert (len(trace.said), trace.most) == (6, 1)
+        assert (len(trace.printed), trace.most) == (6, 1)
 
     played(scenario)
 
@@ -298,7 +298,7 @@ def test_a_scope_determines_which_runs_share_a_key(url, engine_on, played, scope
             for handle in handles:
                 await handle.signal("go")
                 await handle.result()
-        assert len(trace.said) == 2
+        assert len(trace.printed) == 2
         assert trace.most == together
 
     played(scenario)
@@ -319,7 +319,7 @@ def test_a_run_and_its_children_share_the_keys_of_their_execution(url, engine_on
     async def scenario():
         async with engine_on(url, [whole, part]) as engine:
             await (await engine.start(whole)).result()
-        assert (sorted(trace.said), trace.most) == (["a", "b", "c"], 1)
+        assert (sorted(trace.printed), trace.most) == (["a", "b", "c"], 1)
 
     played(scenario)
 
@@ -338,7 +338,7 @@ def test_two_tasks_of_one_run_exclude_each_other(url, engine_on, played, trace):
     async def scenario():
         async with engine_on(url, [tasks]) as engine:
             await (await engine.start(tasks)).result()
-        assert (trace.said, trace.most) == (["a", "b", "c"], 1)
+        assert (trace.printed, trace.most) == (["a", "b", "c"], 1)
 
     played(scenario)
 
@@ -528,7 +528,7 @@ def test_waiting_for_a_lock_may_have_a_timeout(url, engine_on, played):
 def test_a_retry_of_a_run_that_failed_while_it_held_a_lock_acquires_it_again(url, engine_on, played, trace):
     @workflow(name="fails")
     async def fails(ctx, _none: None) -> int:
-        await ctx.step("before", trace.said.append, "before")
+        await ctx.step("before", trace.printed.append, "before")
         async with ctx.mutex("a", scope="global") as lease:
             await ctx.step("enter", trace.enter, "in", lease.token)
             await ctx.step("work", work)
@@ -547,7 +547,7 @@ def test_a_retry_of_a_run_that_failed_while_it_held_a_lock_acquires_it_again(url
                 pass
             await engine.retry(handle.id)
             assert await handle.result() == trace.tokens[1] > trace.tokens[0]
-        assert trace.said == ["before", "in", "in"]
+        assert trace.printed == ["before", "in", "in"]
 
     played(scenario)
 

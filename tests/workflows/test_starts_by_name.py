@@ -96,9 +96,9 @@ def starting(request, tmp_path, engine_on):
     @asynccontextmanager
     async def made():
         async with engine_on(url, []) as opened, way(opened, url, tmp_path) as (events, start):
-            told = []
-            events.subscribe(lambda event: told.append((event.name, event.fields)))
-            yield opened, told, start
+            notified = []
+            events.subscribe(lambda event: notified.append((event.name, event.fields)))
+            yield opened, notified, start
 
     return url, made
 
@@ -107,20 +107,20 @@ def test_a_start_by_name_before_any_engine_emits_an_event_or_is_refused(starting
     url, made = starting
 
     async def scenario():
-        async with made() as (opened, told, start):
+        async with made() as (opened, notified, start):
             with pytest.raises(WorkflowDefinitionRequired, match="Nothing was started"):
                 await start("limited", "ann", require_definition=True)
             assert (await opened.list()).runs == ()
-            assert "definition_unknown" not in [name for name, _ in told]
+            assert "definition_unknown" not in [name for name, _ in notified]
             for name in ("limited", "plain"):
                 run = await start(name, "ann")
-                assert ("definition_unknown", {"run": run, "workflow": name}) in told
+                assert ("definition_unknown", {"run": run, "workflow": name}) in notified
             async with engine_on(url, [limited, plain]):
-                told.clear()
+                notified.clear()
                 for name in ("limited", "plain"):
                     run = await start(name, "bob", require_definition=True)
                     assert (await opened.get(run)).workflow == name
-            assert "definition_unknown" not in [name for name, _ in told]
+            assert "definition_unknown" not in [name for name, _ in notified]
 
     played(scenario)
 
@@ -129,12 +129,12 @@ def test_the_event_about_an_unknown_definition_is_emitted_only_for_a_new_run(sta
     _, made = starting
 
     async def scenario():
-        async with made() as (_, told, start):
+        async with made() as (_, notified, start):
             run = await start("limited", "ann", idempotency_key="once")
             assert await start("limited", "ann", id="another", idempotency_key="once") == run
             with pytest.raises(RunExists):
                 await start("limited", "bob", id=run)
-            unknown = [fields for name, fields in told if name == "definition_unknown"]
+            unknown = [fields for name, fields in notified if name == "definition_unknown"]
             assert unknown == [{"run": run, "workflow": "limited"}]
 
     played(scenario)

@@ -94,8 +94,8 @@ def test_a_function_that_ends_its_transaction_itself_fails_with_an_error_that_sa
         async with engine_on(f"{url}?schema={name}_hf", [pays]) as engine:
             return await (await engine.start(pays, id=name)).result()
 
-    told = played(scenario)
-    assert told.startswith("holdfast.errors.InvalidOption: the function has ended the transaction itself"), told
+    notified = played(scenario)
+    assert notified.startswith("holdfast.errors.InvalidOption: the function has ended the transaction itself"), notified
     assert paid(place) == ([] if end == "ROLLBACK" else [("lost", 1)])
 
 

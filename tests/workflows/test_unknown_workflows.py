@@ -46,11 +46,11 @@ def test_a_result_timeout_says_that_no_worker_knows_the_workflow(url, played, en
 def test_a_start_emits_an_event_if_no_worker_knows_the_workflow(url, played, engine_on):
     async def scenario():
         async with engine_on(url, [waiting]) as engine, AsyncClient(url) as client:
-            told = []
-            client.events.subscribe(lambda event: told.append((event.name, event.fields)))
+            notified = []
+            client.events.subscribe(lambda event: notified.append((event.name, event.fields)))
             await client.runs.start("waiting")
             run = await client.runs.start("unknown_workflow")
-            nobody = [fields for name, fields in told if name == "no_worker_knows"]
+            nobody = [fields for name, fields in notified if name == "no_worker_knows"]
             assert nobody == [{"run": run, "workflow": "unknown_workflow"}]
             assert await engine.unclaimed() == {"unknown_workflow@*": 1}
 
@@ -84,10 +84,10 @@ def test_a_start_within_a_transaction_also_emits_an_event_if_no_worker_knows_the
     joined, played, engine_on, end
 ):
     url, connect = joined
-    told = []
+    notified = []
 
     def note(event):
-        told.append((event.name, event.fields.get("run")))
+        notified.append((event.name, event.fields.get("run")))
 
     async def scenario():
         async with engine_on(url, [waiting]) as engine:
@@ -97,8 +97,8 @@ def test_a_start_within_a_transaction_also_emits_an_event_if_no_worker_knows_the
                 db.execute("BEGIN" if "postgres" in url else "BEGIN IMMEDIATE")
                 client.runs.start("waiting", connection=db)
                 here = client.runs.start("unknown_workflow", connection=db)
-                there = (await engine.start("stranger", connection=db)).id
-                assert [run for name, run in told if name == "no_worker_knows"] == [here, there]
+                there = (await engine.start("unknown", connection=db)).id
+                assert [run for name, run in notified if name == "no_worker_knows"] == [here, there]
                 db.execute(end)
 
     played(scenario)
@@ -117,15 +117,15 @@ async def parent(ctx: Context) -> None:
 
 
 def test_an_event_is_emitted_if_no_worker_knows_the_workflow_of_a_child(url, played, engine_on):
-    told = []
+    notified = []
 
     async def scenario():
         async with engine_on(url, [parent, known]) as engine:
-            engine.events.subscribe(lambda event: told.append((event.name, event.fields)))
+            engine.events.subscribe(lambda event: notified.append((event.name, event.fields)))
             run = await engine.start(parent)
-            await eventually_async(lambda: any(name == "no_worker_knows" for name, _ in told))
+            await eventually_async(lambda: any(name == "no_worker_knows" for name, _ in notified))
             assert (await run.info()).status == "running"
 
     played(scenario)
-    nobody = [fields for name, fields in told if name == "no_worker_knows"]
+    nobody = [fields for name, fields in notified if name == "no_worker_knows"]
     assert nobody == [{"run": "nobody's", "workflow": "unknown_workflow"}]

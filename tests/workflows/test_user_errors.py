@@ -451,13 +451,13 @@ def test_a_child_whose_id_is_in_use_raises_every_time_it_is_awaited(url, played,
     async def parent(ctx: Context) -> list[str]:
         child = await ctx.start_child(kid, id="taken")
         await ctx.step("meanwhile", asyncio.sleep, 0.05)
-        said = []
+        printed = []
         for _ in range(2):
             try:
                 await child.result()
             except StepFailed as error:
-                said.append(error.kind)
-        return said
+                printed.append(error.kind)
+        return printed
 
     async def scenario():
         async with engine_on(url, [parent, kid]) as engine:

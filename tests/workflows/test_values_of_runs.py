@@ -232,37 +232,37 @@ def test_steps_children_and_attributes_with_unencodable_values_raise_in_the_work
 
     @workflow
     async def flow(ctx: Context) -> list[str]:
-        told = []
+        notified = []
         try:
             await unfit()
         except StepFailed as error:
-            told += [error.kind, error.detail]
+            notified += [error.kind, error.detail]
         for start in (ctx.child, ctx.start_child):
             try:
                 await start(orders, UNFIT)
             except InvalidValue as error:
-                told.append(str(error))
+                notified.append(str(error))
         for bad in (2**64, "\ud800", 1.5, None):
             try:
                 await ctx.set_attributes(bad=bad)
             except InvalidValue as error:
-                told.append(f"attributes: {str(error).encode(errors='replace').decode()}")
-        return told
+                notified.append(f"attributes: {str(error).encode(errors='replace').decode()}")
+        return notified
 
     async def scenario():
         async with engine_on(url, [flow, orders]) as engine:
-            told = await (await engine.start(flow)).result()
+            notified = await (await engine.start(flow)).result()
             assert [run.workflow for run in (await engine.list()).runs] == ["flow"]
             assert (await engine.list()).runs[0].attributes == {}
-            return told
+            return notified
 
-    told = played(scenario)
-    assert told[0] == "holdfast.errors.InvalidValue"
-    assert told[1].startswith("the result of the step 'unfit' cannot hold this value: $.lines[2].price is of type ")
-    for text in told[2:4]:
+    notified = played(scenario)
+    assert notified[0] == "holdfast.errors.InvalidValue"
+    assert notified[1].startswith("the result of the step 'unfit' cannot hold this value: $.lines[2].price is of type ")
+    for text in notified[2:4]:
         assert text.startswith("the input of 'orders' cannot hold this value: $.lines[2].price is of type object")
-    assert len(told) == 8
-    assert all(text.startswith("attributes: the attribute") for text in told[4:])
+    assert len(notified) == 8
+    assert all(text.startswith("attributes: the attribute") for text in notified[4:])
     assert len(tries) == 1, "it would not come out otherwise if it were tried again"
 
 
@@ -389,13 +389,13 @@ async def makes(ctx: Context) -> str:
         value.n = 1
         return value
 
-    told = []
+    notified = []
     for body in (unreadable, refused):
         try:
             await ctx.step(body.__name__, body)
         except StepFailed as error:
-            told.append(f"{error.kind} {error.detail}")
-    return "\n".join(told)
+            notified.append(f"{error.kind} {error.detail}")
+    return "\n".join(notified)
 
 
 def test_an_input_or_a_result_of_a_wrong_type_is_a_failure_and_no_run_hangs(url, played, engine_on):
@@ -410,9 +410,9 @@ def test_an_input_or_a_result_of_a_wrong_type_is_a_failure_and_no_run_hangs(url,
                 await engine.start(confused, Line("a"))
             return await (await engine.start(makes)).result(10)
 
-    told = played(scenario).splitlines()
-    assert "more than one dataclass" in told[0]
-    assert "LookupError: never made" in told[1]
+    notified = played(scenario).splitlines()
+    assert "more than one dataclass" in notified[0]
+    assert "LookupError: never made" in notified[1]
 
 
 def test_a_signal_that_is_not_of_the_type_is_an_error_where_it_is_read(url, played, engine_on):
@@ -421,8 +421,8 @@ def test_a_signal_that_is_not_of_the_type_is_an_error_where_it_is_read(url, play
         try:
             await ctx.wait_for_signal("pay", type=Decimal)
         except InvalidValue as error:
-            told = str(error)
-        return [told, str(await ctx.wait_for_signal("pay", type=Decimal)), await ctx.wait_for_signal("pay")]
+            notified = str(error)
+        return [notified, str(await ctx.wait_for_signal("pay", type=Decimal)), await ctx.wait_for_signal("pay")]
 
     async def scenario():
         async with engine_on(url, [reads]) as engine:
@@ -431,8 +431,8 @@ def test_a_signal_that_is_not_of_the_type_is_an_error_where_it_is_read(url, play
                 await handle.signal("pay", payload)
             return await handle.result(10)
 
-    told, typed, plain = played(scenario)
-    assert told.startswith("the signal 'pay' holds something that is not Decimal: ")
+    notified, typed, plain = played(scenario)
+    assert notified.startswith("the signal 'pay' holds something that is not Decimal: ")
     assert (typed, plain) == ("1.50", "2.50")
 
 

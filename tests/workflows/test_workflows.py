@@ -495,25 +495,25 @@ def test_a_child_whose_id_is_in_use_is_an_error_in_its_parent(url, played, engin
 
 
 def test_cancel_ends_a_running_step_a_sleep_a_parked_run_and_children(url, played, engine_on):
-    told = []
+    notified = []
 
-    async def for_ever():
+    async def forever():
         try:
             await asyncio.sleep(60)
         except asyncio.CancelledError:
-            told.append("step")
+            notified.append("step")
             raise
 
     @workflow
     async def works(ctx, _):
-        await ctx.step("for ever", for_ever)
+        await ctx.step("for ever", forever)
 
     @workflow
     async def sleeps(ctx, _):
         try:
             await ctx.sleep(60)
         finally:
-            told.append(await ctx.step("tidy", add, 20, 1))
+            notified.append(await ctx.step("tidy", add, 20, 1))
 
     @workflow
     async def parent(ctx, _):
@@ -532,7 +532,7 @@ def test_cancel_ends_a_running_step_a_sleep_a_parked_run_and_children(url, playe
                 assert caught.value.status == "cancelled"
 
     played(scenario)
-    assert sorted(told, key=str) == [21, "step", "step"]
+    assert sorted(notified, key=str) == [21, "step", "step"]
 
 
 def test_cancel_ends_children_that_are_not_awaited(url, played, engine_on):
