@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+from ..commands import Command
+from ..rules.lock_record import LockRecord
 from .contract import Capabilities, Finding
 
 LOCKS = "lock"
@@ -80,7 +82,7 @@ class CasAdapter(Protocol):
 
 
 class CasService(Protocol):
-    """A service with one namespace in it: opens adapters."""
+    """A service with one namespace in it: opens adapters. `CasServiceBase` has defaults for what few services need."""
 
     url: str
     """The address, without any password."""
@@ -97,6 +99,21 @@ class CasService(Protocol):
         Returns None where the service cannot notify: waiters then poll.
         """
 
+    def adjusted(self, command: Command) -> Command:
+        """The command as it is to be decided, in place of the one that was sent.
+
+        A service without a clock of its own adds the stated difference of its clients' clocks to every ttl here. The
+        outcome goes to the caller as the rules made it, and the holder counts its own deadline from the ttl that it
+        asked for.
+        """
+
+    def observed(self, key: str, record: LockRecord, stamp: str, now: int) -> LockRecord:
+        """The record of a lock as the rules are to see it, in place of the one that was read with this stamp.
+
+        A service that trusts no other client's clock replaces the stored expiries here, by those that follow from how
+        long it has seen each holder's entry unchanged. What is returned is what is written if a rule changes it.
+        """
+
     def diagnose(self) -> tuple[Finding, ...]:
         """Check settings that only the service can know. Changes nothing, raises nothing."""
 
@@ -105,3 +122,23 @@ class CasService(Protocol):
 
     def close(self) -> None:
         """Release what the connections share."""
+
+
+class CasServiceBase:
+    """The defaults of a `CasService`: it cannot notify, and commands and records are decided on as they are."""
+
+    def watch(self, changed: Callable[[Sequence[str] | None], None]) -> Callable[[], None] | None:  # noqa: ARG002
+        """None: waiters poll."""
+        return None
+
+    def adjusted(self, command: Command) -> Command:
+        """The command itself."""
+        return command
+
+    def observed(self, key: str, record: LockRecord, stamp: str, now: int) -> LockRecord:  # noqa: ARG002
+        """The record itself."""
+        return record
+
+    def diagnose(self) -> tuple[Finding, ...]:
+        """Nothing to report."""
+        return ()
