@@ -7,7 +7,7 @@ by the adapter: `StoreUnavailable` and its kin, `ambiguous` unless it is certain
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from ..commands import Command
@@ -55,6 +55,8 @@ class CasWrite(NamedTuple):
     """The stamp to store: unique for this write, so that a later read shows whether the write was applied."""
     expected: str | None
     """The stamp that must be stored now; None: there must be no record."""
+    woken: tuple[str, ...] = ()
+    """The attempts that this write grants something or hints. Only a service that notifies needs them."""
 
 
 class CasAdapter(Protocol):
@@ -81,6 +83,17 @@ class CasAdapter(Protocol):
         """Release the connection's resources. Safe to call twice."""
 
 
+class CasSubscription(Protocol):
+    """A running subscription to the attempts in `CasWrite.woken`."""
+
+    @property
+    def live(self) -> bool:
+        """Whether notifications arrive at this moment. While they do not, waiters poll."""
+
+    def close(self) -> None:
+        """End the subscription. Safe to call twice."""
+
+
 class CasService(Protocol):
     """A service with one namespace in it: opens adapters. `CasServiceBase` has defaults for what few services need."""
 
@@ -88,15 +101,21 @@ class CasService(Protocol):
     """The address, without any password."""
     identity: str
     """Equal for two services of this process exactly if they have the same records."""
-    capabilities: Capabilities
+    max_bytes: int
+    """The largest text of a record, in bytes of UTF-8. A command whose record would be larger fails alone."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the service can promise. It supports no workflows, whatever it is."""
 
     def connect(self) -> CasAdapter:
         """Open a connection."""
 
-    def watch(self, changed: Callable[[Sequence[str] | None], None]) -> Callable[[], None] | None:
-        """Call `changed` from any thread with keys of locks that were written (None: any), until the result is called.
+    def watch(self, notified: Callable[[Collection[str] | None], None]) -> CasSubscription | None:
+        """Call `notified` from any thread with the attempts of every write that has some (None: any attempt).
 
-        Returns None where the service cannot notify: waiters then poll.
+        A subscription that begins, or begins again after an interruption, calls it with None: a notification may have
+        been missed. Notifications may be lost, late or doubled. Returns None where the service cannot notify.
         """
 
     def adjusted(self, command: Command) -> Command:
@@ -127,7 +146,9 @@ class CasService(Protocol):
 class CasServiceBase:
     """The defaults of a `CasService`: it cannot notify, and commands and records are decided on as they are."""
 
-    def watch(self, changed: Callable[[Sequence[str] | None], None]) -> Callable[[], None] | None:  # noqa: ARG002
+    max_bytes = 1_000_000_000
+
+    def watch(self, notified: Callable[[Collection[str] | None], None]) -> CasSubscription | None:  # noqa: ARG002
         """None: waiters poll."""
         return None
 
