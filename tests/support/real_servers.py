@@ -1,7 +1,8 @@
 """Real servers for tests, one of each kind per session. A missing server fails the tests that need it.
 
 A server that cannot be installed is left out by name: `HOLDFAST_TEST_WITHOUT="postgres,redis"`. Then its tests are
-skipped, and the summary of the run states it.
+skipped, and the summary of the run states it. So it is with a server that no wheel carries and that could not be
+fetched, except where `CI=true` is set: there it fails the tests, too.
 """
 
 from __future__ import annotations
@@ -15,7 +16,14 @@ import pytest
 from holdfast.testing import servers
 
 VARIABLE = "HOLDFAST_TEST_WITHOUT"
-KINDS = {"postgres": servers.postgres, "valkey": servers.valkey, "redis": servers.redis}
+KINDS = {
+    "postgres": servers.postgres,
+    "valkey": servers.valkey,
+    "redis": servers.redis,
+    "dynamodb": servers.dynamodb,
+}
+FETCHED = {"dynamodb": "scripts/fetch_dynoxide.py, which needs the npm client"}
+"""Servers that no wheel carries, and how they are fetched."""
 
 
 def left_out() -> set[str]:
@@ -33,6 +41,11 @@ def reason(kind: str) -> str:
     return f"left out by ${VARIABLE}: {kind}"
 
 
+def missing(kind: str) -> str:
+    """The beginning of the reason of a test that was skipped because its server could not be fetched."""
+    return f"not installed: {kind}."
+
+
 @contextmanager
 def server(kind: str, **options) -> Iterator[servers.Server]:
     """A server for one test or one session; fails if it is missing, skips if it is left out."""
@@ -42,6 +55,8 @@ def server(kind: str, **options) -> Iterator[servers.Server]:
         opening = KINDS[kind](**options)
         made = opening.__enter__()
     except servers.ServerMissing as error:
+        if kind in FETCHED and os.environ.get("CI", "").lower() != "true":
+            pytest.skip(f"{missing(kind)} {error}")
         pytest.fail(f"{error}\nTo skip its tests: {VARIABLE}={kind}", pytrace=False)
     try:
         yield made
@@ -76,3 +91,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if counts:
         kinds = ", ".join(f"{kind} ({count} tests)" for kind, count in counts.items())
         terminalreporter.write_line(f"NOT TESTED, {reason(kinds)}", yellow=True)
+    for kind, how in FETCHED.items():
+        if count := sum(missing(kind) in text for text in skipped):
+            terminalreporter.write_line(f"NOT TESTED, not installed: {kind} ({count} tests); see {how}", yellow=True)

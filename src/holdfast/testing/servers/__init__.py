@@ -6,8 +6,8 @@
         print(server.url)
 
 Each server listens on 127.0.0.1 only, on a port that the system chose, and keeps its data in a temporary folder. It
-ends with the block, and also when this process ends in any other way, even by kill -9. The programs come from wheels;
-if one is missing, `ServerMissing` states what to install.
+ends with the block, and also when this process ends in any other way, even by kill -9. The programs come from wheels
+(dynoxide: from an npm package); if one is missing, `ServerMissing` states what to install.
 """
 
 from __future__ import annotations
@@ -15,18 +15,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 
+from .dynoxide import DynamoDB
 from .postgresql import Postgres
 from .redis import Redis, Valkey
 from .remote_process import ServerFailed
 from .server import Server, ServerMissing
 
 __all__ = [
+    "DynamoDB",
     "Postgres",
     "Redis",
     "Server",
     "ServerFailed",
     "ServerMissing",
     "Valkey",
+    "dynamodb",
     "postgres",
     "redis",
     "valkey",
@@ -62,4 +65,15 @@ def redis(*, settings: Mapping[str, str] | None = None, env: Mapping[str, str] |
     environment.
     """
     with closing(Redis(settings=settings, env=env)) as server:
+        yield server
+
+
+@contextmanager
+def dynamodb(*, settings: Mapping[str, str] | None = None, env: Mapping[str, str] | None = None) -> Iterator[DynamoDB]:
+    """A DynamoDB server: dynoxide, as `scripts/fetch_dynoxide.py` fetches it, or `$HOLDFAST_TEST_DYNOXIDE` (a program).
+
+    `settings` are the options of `dynoxide serve`, such as `{"db-path": "/var/tmp/tables.db"}`; `env` is added to the
+    server's environment.
+    """
+    with closing(DynamoDB(settings=settings, env=env)) as server:
         yield server
