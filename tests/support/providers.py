@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import secrets
 import sqlite3
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +20,8 @@ import redis
 from holdfast.rules.lock_record import LockRecord, decode, encode
 from holdfast.rules.record_type import StoredRecord
 from holdfast.stores import open_store
+from holdfast.stores.dynamodb.address import address_of_url
+from holdfast.stores.dynamodb.layout import SETTINGS_KEY, partition
 from holdfast.stores.redis.keys import Layout
 
 
@@ -135,6 +139,93 @@ def _plant_record_postgres(url: str, namespace: str, kind: str, key: str, text: 
         )
 
 
+DYNAMODB = "HOLDFAST_TEST_DYNAMODB_URL"
+"""The URL of a table of another DynamoDB server. Tests use tables whose names begin with the name of this one."""
+
+
+def dynamodb_base() -> tuple[str, str]:
+    """The part of a URL before the name of the table, with a slash, and its options."""
+    url = os.environ.get(DYNAMODB) or real_servers.shared("dynamodb").url
+    address, _, query = url.partition("?")
+    return address.rpartition("/")[0] + "/", "&".join(["create=true", *query.replace("create=true", "").split("&")])
+
+
+def dynamodb_table(purpose: str) -> str:
+    """The name of a table of this process."""
+    start = (os.environ.get(DYNAMODB) or "").partition("?")[0].rpartition("/")[2] or "tests"
+    return f"{start}-{purpose}-{os.environ.get('PYTEST_XDIST_WORKER', 'main')}"
+
+
+def dynamodb_url(purpose: str = "skew0", options: str = "skew=0") -> str:
+    """A table for each purpose, emptied for each test: creating a table takes long on Amazon's servers."""
+    before, query = dynamodb_base()
+    url = f"{before}{dynamodb_table(purpose)}?{query.rstrip('&')}&{options}".rstrip("&")
+    with dynamodb_client(url) as (client, table):
+        try:
+            items = _all_items(client.scan, TableName=table, ConsistentRead=True, ProjectionExpression="pk, sk")
+        except client.exceptions.ResourceNotFoundException:
+            return url
+        for item in items:
+            if item != SETTINGS_KEY:
+                client.delete_item(TableName=table, Key=item)
+    return url
+
+
+@contextmanager
+def dynamodb_client(url: str):
+    """A botocore client for the server of a URL, and the name of the table."""
+    address = address_of_url(url)
+    client = address.client()
+    try:
+        yield client, address.table
+    finally:
+        client.close()
+
+
+def _all_items(ask, **request) -> list[dict]:
+    items, more = [], {}
+    while True:
+        page = ask(**request, **more)
+        items += page["Items"]
+        if "LastEvaluatedKey" not in page:
+            return items
+        more = {"ExclusiveStartKey": page["LastEvaluatedKey"]}
+
+
+def _dump_dynamodb(url: str, namespace: str) -> dict[str, LockRecord]:
+    with dynamodb_client(url) as (client, table):
+        items = _all_items(
+            client.query,
+            TableName=table,
+            KeyConditionExpression="pk = :pk",
+            ExpressionAttributeValues={":pk": {"S": partition(namespace, "lock")}},
+            ConsistentRead=True,
+        )
+    records = {item["sk"]["S"]: decode(item["sk"]["S"], item["record"]["S"]) for item in items}
+    for item in items:
+        due_at = int(item["due_at"]["N"]) if "due_at" in item else None
+        assert records[item["sk"]["S"]].due_at == due_at, "the indexed attribute differs from the record"
+    return records
+
+
+def _plant_dynamodb(url: str, namespace: str, key: str, text: str, kind: str = "lock") -> None:
+    with dynamodb_client(url) as (client, table):
+        client.put_item(
+            TableName=table,
+            Item={
+                "pk": {"S": partition(namespace, kind)},
+                "sk": {"S": key},
+                "record": {"S": text},
+                "stamp": {"S": secrets.token_hex(12)},
+                "due_at": {"N": "1"},
+            },
+        )
+
+
+def _plant_record_dynamodb(url: str, namespace: str, kind: str, key: str, text: str) -> None:
+    _plant_dynamodb(url, namespace, key, text, f"record/{kind}")
+
+
 def _redis_url(kind: str, folder: Path) -> str:
     """The server that all tests share, with names that are unique to this test."""
     prefix = hashlib.sha256(str(folder).encode()).hexdigest()[:16]
@@ -206,6 +297,14 @@ PROVIDERS = {
             notices=True,
         ),
         Provider("postgres", _postgres_url, _dump_postgres, _plant_record_postgres, _plant_postgres, processes=True),
+        Provider(
+            "dynamodb",
+            lambda folder: dynamodb_url(),
+            _dump_dynamodb,
+            _plant_record_dynamodb,
+            _plant_dynamodb,
+            processes=True,
+        ),
     )
 }
 REDISES = [PROVIDERS["valkey"], PROVIDERS["redis"]]

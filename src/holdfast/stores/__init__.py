@@ -23,7 +23,7 @@ from .urls import anchored, redacted, scheme_of, with_options
 __all__ = ["Handle", "anchored", "open_store", "opener_of", "redacted", "schemes", "unready"]
 
 Handle = Any
-"""An existing object of a driver: a psycopg_pool.ConnectionPool, an SQLAlchemy engine, a redis.Redis."""
+"""An object of a driver: a psycopg_pool.ConnectionPool, an SQLAlchemy engine, a redis.Redis, a boto3.Session."""
 
 GROUP = "holdfast.stores"
 
@@ -39,6 +39,7 @@ class _Ours(NamedTuple):
 
 _POSTGRES = _Ours("postgresql.store", "open_postgres", "psycopg", "postgres")
 _REDIS = _Ours("redis.store", "open_redis", "redis", "redis")
+_DYNAMODB = _Ours("dynamodb.store", "open_dynamodb", "boto3", "dynamodb")
 _OURS = {
     "memory": _Ours("memory.store", "open_memory"),
     "sqlite": _Ours("sqlite.store", "open_sqlite"),
@@ -48,6 +49,7 @@ _OURS = {
     "rediss": _REDIS,
     "valkey": _REDIS,
     "valkeys": _REDIS,
+    "dynamodb": _DYNAMODB,
 }
 _HANDLES = {
     ("psycopg_pool", "ConnectionPool"): _POSTGRES._replace(opener="adopt_postgres"),
@@ -56,6 +58,7 @@ _HANDLES = {
     ("sqlalchemy", "AsyncEngine"): _POSTGRES._replace(opener="adopt_postgres"),
     ("redis", "Redis"): _REDIS._replace(opener="adopt_redis"),
     ("redis", "RedisCluster"): _REDIS._replace(opener="adopt_redis"),
+    ("boto3", "Session"): _DYNAMODB._replace(opener="adopt_dynamodb"),
 }
 """The package and the name of a class (or of a base class) -> the store that is opened from its objects."""
 
