@@ -79,8 +79,9 @@ class Connection(Protocol):
 class Watch(Protocol):
     """A running subscription to hints."""
 
-    polls: bool
-    """Whether no hints are sent at this moment. A watch that polls gives hints to `eager` attempts only."""
+    @property
+    def polls(self) -> bool:
+        """Whether no hints are sent at this moment. A watch that polls gives hints to `eager` attempts only."""
 
     def expect(self, id: str, *, eager: bool) -> None:
         """Register an attempt that waits; `eager` for the head of a queue, for which the store may be polled often."""
