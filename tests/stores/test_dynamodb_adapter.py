@@ -250,8 +250,9 @@ def through(url, proxy):
     return proxy.url_for(url)
 
 
-@pytest.mark.parametrize(("operation", "write"), [(b"PutItem", put("k", "2", "1")), (b"DeleteItem", gone("k", "1"))])
-def test_a_write_whose_reply_is_lost_is_unknown_and_sent_once(through, proxy, service, url, operation, write):
+@pytest.mark.parametrize("write", [put("k", "2", "1"), gone("k", "1")], ids=["put", "delete"])
+def test_a_write_whose_reply_is_lost_is_unknown_and_sent_once(through, proxy, service, url, write):
+    operation = b"PutItem" if write.text else b"DeleteItem"
     adapter = service(through)
     adapter.write([put("k", "1")])
     before = proxy.requests
@@ -269,8 +270,10 @@ def test_a_read_whose_reply_is_lost_is_sent_again(through, proxy, service, opera
     proxy.drop_next_reply(operation)
     if operation == b"Query":
         assert adapter.keys(LOCKS, prefix="", after="", limit=9) == ["k", "l"]
+    elif operation == b"GetItem":
+        assert stamps(adapter, "k") == ["1"]
     else:
-        assert stamps(adapter, *(["k"] if operation == b"GetItem" else ["k", "l"])) is not None
+        assert stamps(adapter, "k", "l") == ["1", "1"]
     assert proxy.replies_dropped == 1
 
 
@@ -279,7 +282,7 @@ def test_a_server_that_cannot_be_reached_was_sent_nothing(through, proxy, servic
     proxy.refuse()
     proxy.cut()
     for call in (lambda: adapter.write([put("k", "1")]), lambda: stamps(adapter, "k")):
-        with pytest.raises(StoreUnavailable, match="cannot be reached.*Nothing was sent") as caught:
+        with pytest.raises(StoreUnavailable, match=r"cannot be reached.*Nothing was sent") as caught:
             call()
         assert not caught.value.ambiguous
     proxy.go_on()
@@ -332,7 +335,7 @@ def test_a_request_that_is_throttled_for_too_long_has_done_nothing(adapter, monk
     monkeypatch.setattr(module, "THROTTLED_SECONDS", 0.01)
     failing(adapter, monkeypatch, refusal("ThrottlingException"), 1_000)
     for call in (lambda: adapter.write([put("k", "1"), put("l", "1")]), lambda: stamps(adapter, "k")):
-        with pytest.raises(StoreUnavailable, match="too many.*Nothing was done") as caught:
+        with pytest.raises(StoreUnavailable, match=r"too many.*Nothing was done") as caught:
             call()
         assert not caught.value.ambiguous
 
@@ -373,7 +376,7 @@ def test_keys_that_a_read_left_out_are_read_again(adapter, monkeypatch):
         (botocore.exceptions.EndpointConnectionError(endpoint_url="x"), StoreUnavailable, False),
         (botocore.exceptions.ConnectTimeoutError(endpoint_url="x"), StoreUnavailable, False),
     ],
-    ids=lambda value: getattr(value, "response", {}).get("Error", {}).get("Code", None) or type(value).__name__,
+    ids=lambda value: str(value)[:45],
 )
 def test_each_error_of_a_write_is_certain_or_unknown(adapter, monkeypatch, error, kind, ambiguous):
     failing(adapter, monkeypatch, error, 1)
@@ -397,7 +400,7 @@ def test_one_write_that_fails_does_not_make_the_others_fail(adapter, monkeypatch
 def test_a_table_that_is_missing_is_created_only_if_the_url_says_so(service):
     with real_servers.server("dynamodb") as server:
         without = server.url.replace("&create=true", "")
-        with pytest.raises(StoreUnusable, match="no such table.*create=true"):
+        with pytest.raises(StoreUnusable, match=r"no such table.*create=true"):
             service(without)
         service(server.url).write([put("k", "1")])
         assert stamps(service(without), "k") == ["1"]
@@ -454,7 +457,7 @@ def test_a_table_of_a_newer_version_is_refused(service):
         with dynamodb_client(server.url) as (client, name):
             item = client.get_item(TableName=name, Key=table_module.SETTINGS_KEY)["Item"]
             client.put_item(TableName=name, Item=item | {"layout": {"N": "2"}})
-        with pytest.raises(StoreUnusable, match="layout 2.*Upgrade"):
+        with pytest.raises(StoreUnusable, match=r"layout 2.*Upgrade"):
             service(server.url)
 
 

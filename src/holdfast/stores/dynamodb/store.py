@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 
 def open_dynamodb(url: str, *, namespace: str, clock: Clock) -> Store:
     """Open the table of the URL. The first request is sent when it is needed."""
-    return CasStore(DynamoService(address_of_url(url), namespace, clock, url=redacted(url)))
+    return CasStore(DynamoService(address_of_url(url), namespace, clock, url=redacted(url)), clock=clock)
 
 
 def adopt_dynamodb(handle: Any, *, namespace: str, clock: Clock, options: Mapping[str, object] | None = None) -> Store:
     """Open a table through a `boto3.Session`. The option `table` names it; the others are those of the URL."""
     address = address_of_session(handle, options or {})
-    return CasStore(DynamoService(address, namespace, clock, url=address.name))
+    return CasStore(DynamoService(address, namespace, clock, url=address.name), clock=clock)
 
 
 class DynamoService(CasServiceBase):
