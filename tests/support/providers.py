@@ -40,6 +40,8 @@ class Provider:
     """Whether other processes can open the same store."""
     notices: bool = False
     """Whether the store detects that a hint reached no receiver."""
+    everywhere: bool = True
+    """Whether all tests run on it, or only the suite for stores and the tests that ask for `every` store."""
 
 
 def _dump_memory(url: str, namespace: str) -> dict[str, LockRecord]:
@@ -304,14 +306,15 @@ PROVIDERS = {
             _plant_record_dynamodb,
             _plant_dynamodb,
             processes=True,
+            everywhere=False,
         ),
     )
 }
 REDISES = [PROVIDERS["valkey"], PROVIDERS["redis"]]
 
 
-def names() -> list[str]:
-    return list(PROVIDERS)
+def names(*, every: bool = False) -> list[str]:
+    return [name for name, provider in PROVIDERS.items() if every or provider.everywhere]
 
 
 def url(name: str, folder: Path) -> str:
