@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from .cas import CAS_CORE
 from .clients import ABOVE
 from .executor import EXECUTOR
 from .guards import GUARDS
@@ -24,8 +25,9 @@ from .sqlite import SQLITE
 from .table import MUTANTS as RULES
 from .workflows import WORKFLOWS
 
-CHEAP = [*RULES, *OF_THE_RULES, *LIMITS, *BELONGINGS, *RUN_QUEUES, *OF_TYPES]
-"""Those of the rules. The others need a client, an engine or a server, and are tried by `make test-mutants`."""
+CHEAP = [*RULES, *OF_THE_RULES, *LIMITS, *BELONGINGS, *RUN_QUEUES, *OF_TYPES, *CAS_CORE]
+"""Those of the rules and of the compare-and-swap core. The others need a client, an engine or a server, and are tried
+by `make test-mutants`."""
 MUTANTS = [
     *CHEAP,
     *ABOVE,

@@ -2,30 +2,14 @@
 
 from __future__ import annotations
 
-import re
-import sys
-import types
-from pathlib import Path
-
+from dict_adapter import FILES, dict_store, loaded
 from msgspec.structs import replace
 
 from holdfast.platform import host_clock
 from holdfast.rules.lock_record import decode
 from holdfast.stores.cas_adapter import LOCKS, RECORDS
 
-PAGE = Path(__file__).parents[2] / "docs" / "stores" / "adapter.md"
-FILES = dict(re.findall(r"^```python title=\"([a-z_]+\.py)\"\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL))
 MOST_LINES = 100
-
-
-def loaded(name):
-    """A module with the text of the page, importable under its name."""
-    module = sys.modules[name] = types.ModuleType(name)
-    exec(compile(FILES[f"{name}.py"], f"{PAGE.name}:{name}.py", "exec"), module.__dict__)
-    return module
-
-
-dict_store = loaded("dict_store")
 
 
 def test_the_adapter_is_complete_in_under_a_hundred_lines():

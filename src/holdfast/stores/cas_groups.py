@@ -25,7 +25,7 @@ STAMP_BYTES = 12
 """The size of a stamp: random, so that no two writes ever have the same."""
 
 
-class Attempted(NamedTuple):
+class SentWrite(NamedTuple):
     """A write that was sent: its condition, its change, the outcomes if it was applied, and the time of decision."""
 
     expected: str | None
@@ -43,13 +43,13 @@ class Group:
         self.name = subject.name
         self.answers: dict[int, Outcome] = {}
         """The outcomes that are final, by the index of their commands."""
-        self.applied: Attempted | None = None
+        self.applied: SentWrite | None = None
         """The last write that was applied."""
         self.moment = 0
         """When the commands were decided."""
         self._open: list[tuple[int, Command]] = []
-        self._sent: Attempted | None = None
-        self._unknown: list[Attempted] = []
+        self._sent: SentWrite | None = None
+        self._unknown: list[SentWrite] = []
         self._doubtful = False
 
     def add(self, place: int, command: Command) -> None:
@@ -82,7 +82,7 @@ class Group:
             self._finish_without_write(answers)
             return None
         stamp = new_stamp()
-        self._sent = Attempted(None if found is None else found.stamp, stamp, change, tuple(answers), now)
+        self._sent = SentWrite(None if found is None else found.stamp, stamp, change, tuple(answers), now)
         return CasWrite(
             name=self.name,
             text=change.text,
@@ -133,7 +133,7 @@ class Group:
             return not self.name.kind.startswith(RECORDS) and all(one.expected is None for one in self._unknown)
         return all(one.expected == found.stamp for one in self._unknown)
 
-    def _is_recognised(self, tried: Attempted, found: StampedText | None) -> bool:
+    def _is_recognised(self, tried: SentWrite, found: StampedText | None) -> bool:
         if self.name.kind != LOCKS or found is None:
             return False
         forced = [outcome for _, outcome in tried.outcomes if isinstance(outcome, ForceReleased) and outcome.holders]
@@ -147,7 +147,7 @@ class Group:
 
     # -- outcomes --------------------------------------------------------------------------------------------
 
-    def _finish(self, done: Attempted) -> None:
+    def _finish(self, done: SentWrite) -> None:
         left = {place for place, _ in self._open}
         self.answers.update((place, outcome) for place, outcome in done.outcomes if place in left)
         self.applied, self.moment = done, done.now
