@@ -130,7 +130,14 @@ class CasService(Protocol):
         """The record of a lock as the rules are to see it, in place of the one that was read with this stamp.
 
         A service that trusts no other client's clock replaces the stored expiries here, by those that follow from how
-        long it has seen each holder's entry unchanged. What is returned is what is written if a rule changes it.
+        long it has seen each holder's entry unchanged.
+        """
+
+    def written_back(self, stored: LockRecord, shown: LockRecord, after: LockRecord) -> LockRecord:
+        """The record to write, where `observed` has shown the rules `shown` and they have made `after` of it.
+
+        A service that replaces expiries puts back what the rules left unchanged: otherwise every write of one client
+        would look like a renewal of all holders to the others.
         """
 
     def diagnose(self) -> tuple[Finding, ...]:
@@ -159,6 +166,10 @@ class CasServiceBase:
     def observed(self, key: str, record: LockRecord, stamp: str, now: int) -> LockRecord:  # noqa: ARG002
         """The record itself."""
         return record
+
+    def written_back(self, stored: LockRecord, shown: LockRecord, after: LockRecord) -> LockRecord:  # noqa: ARG002
+        """What the rules have made."""
+        return after
 
     def diagnose(self) -> tuple[Finding, ...]:
         """Nothing to report."""

@@ -58,10 +58,15 @@ class LockSubject:
     def decide(self, found: StampedText | None, commands: Sequence[LockCommand], now: int) -> Decision:
         """Decide by the rules of locks."""
         try:
-            before = lock_of(self._service, self._key, found, now)
+            stored = EMPTY if found is None else decode(self._key, found.text)
         except RecordUnreadable as error:
             return _all_failed(commands, error)
-        return Decision(*decided(before, commands, now, self._changed))
+        shown = stored if found is None else self._service.observed(self._key, stored, found.stamp, now)
+
+        def changed(after: LockRecord) -> Change:
+            return self._changed(self._service.written_back(stored, shown, after))
+
+        return Decision(*decided(shown, commands, now, changed))
 
     def _changed(self, record: LockRecord) -> Change:
         text = encode(record).decode()

@@ -61,7 +61,9 @@ class Observations:
         at = self._clock()
 
         def ends(part: str, id: str, *entry: object, length: int) -> int:
-            return now + max(0, length - (at - self._seen_since((key, part, id, *entry), at)))
+            left = length - (at - self._seen_since((key, part, id, *entry), at))
+            # Never the whole length: a renewal at this moment would change nothing, and would not be written.
+            return now + max(0, min(left, length - 1))
 
         def mortal(part: str, one: Mortal, *entry: object) -> Mortal:
             if one.expires_at is None:
@@ -78,13 +80,14 @@ class Observations:
         closed = record.closed_until
         if closed:
             closed = ends("closed", "", closed, length=record.closed_for)
-        return replace(
+        shown = replace(
             record,
             holders=tuple(map(holder, record.holders)),
             waiters=tuple(mortal("waiter", one, one.number) for one in record.waiters),
             tombstones=tuple(mortal("tombstone", one) for one in record.tombstones),
             closed_until=closed,
         )
+        return shown if record.due_at is None else replace(shown, due_at=_soonest(shown))
 
     def _seen_since(self, entry: Hashable, at: int) -> int:
         with self._lock:
@@ -93,6 +96,12 @@ class Observations:
             while len(self._since) > MOST_OBSERVED:
                 self._since.popitem(last=False)
         return since
+
+
+def _soonest(record: LockRecord) -> int | None:
+    ends = [one.expires_at for one in record.holders] + [one.expires_at for one in record.waiters]
+    ends.append(record.closed_until or None)
+    return min((end for end in ends if end is not None), default=None)
 
 
 def written_back(stored: LockRecord, shown: LockRecord, after: LockRecord) -> LockRecord:

@@ -83,9 +83,8 @@ class DynamoRequests:
 class DynamoConnection:
     """The adapter of one namespace, for one thread at a time."""
 
-    def __init__(self, requests: DynamoRequests, namespace: str, clock: Clock, *, due_by_clock: bool) -> None:
+    def __init__(self, requests: DynamoRequests, namespace: str, clock: Clock) -> None:
         self._requests, self._namespace, self._clock = requests, namespace, clock
-        self._due_by_clock = due_by_clock
         self._pid = os.getpid()
         self._pool: ThreadPoolExecutor | None = None
         self._closed = False
@@ -134,13 +133,11 @@ class DynamoConnection:
 
     def due(self, kind: str, *, until: int, limit: int) -> list[tuple[int, str]]:
         """Query the index, which may be a moment behind the table."""
-        values = {":pk": {"S": partition(self._namespace, kind)}}
-        condition = f"{PARTITION} = :pk"
-        if self._due_by_clock:
-            condition += f" AND {DUE} <= :until"
-            values |= {":until": {"N": str(until)}}
         items = self._usable().read_page(
-            limit=limit, IndexName=DUE_INDEX, KeyConditionExpression=condition, ExpressionAttributeValues=values
+            limit=limit,
+            IndexName=DUE_INDEX,
+            KeyConditionExpression=f"{PARTITION} = :pk AND {DUE} <= :until",
+            ExpressionAttributeValues={":pk": {"S": partition(self._namespace, kind)}, ":until": {"N": str(until)}},
         )
         return [(int(item[DUE]["N"]), key_of(item)) for item in items]
 
