@@ -7,6 +7,7 @@ import pytest
 
 from .cas import CAS_CORE
 from .clients import ABOVE
+from .dynamodb import DYNAMODB
 from .executor import EXECUTOR
 from .guards import GUARDS
 from .heartbeats import HELD
@@ -45,6 +46,7 @@ MUTANTS = [
     *EXECUTOR,
     *OF_RECORDS,
     *GUARDS,
+    *DYNAMODB,
     *SERVERS,
 ]
 TRIED = MUTANTS if os.environ.get("HOLDFAST_MUTANTS") == "all" else CHEAP

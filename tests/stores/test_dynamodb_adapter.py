@@ -7,13 +7,12 @@ import threading
 import botocore.exceptions
 import pytest
 import real_servers
-from providers import dynamodb_client, dynamodb_url
+from providers import dynamodb_url
 
 from holdfast.errors import StoreUnavailable, StoreUnusable
 from holdfast.platform import host_clock
 from holdfast.stores.cas_adapter import LOCKS, SLOTS, CasName, CasWrite
 from holdfast.stores.dynamodb import connection as module
-from holdfast.stores.dynamodb import table as table_module
 from holdfast.stores.dynamodb.address import address_of_url
 from holdfast.stores.dynamodb.layout import LONGEST_KEY, MAX_RECORD, partition, sort_key
 from holdfast.stores.dynamodb.store import DynamoService
@@ -233,6 +232,39 @@ def test_the_keys_of_a_person_at_night_are_those_of_the_layout():
     assert sort_key("invoice:42") == "invoice:42"
 
 
+class Spy:
+    """A client that notes what it is asked."""
+
+    def __init__(self, client):
+        self.client, self.asked = client, []
+
+    def __getattr__(self, name):
+        def call(**request):
+            self.asked.append((name, request))
+            return getattr(self.client, name)(**request)
+
+        return call
+
+
+def test_every_read_of_the_table_is_strongly_consistent(adapter, monkeypatch):
+    """Local servers are consistent in any case, so this looks at the requests. Only the index cannot be."""
+    spy = Spy(adapter._requests.client)
+    monkeypatch.setattr(adapter._requests, "client", spy)
+    stamps(adapter, "a")
+    stamps(adapter, "a", "b")
+    adapter.keys(LOCKS, prefix="", after="", limit=1)
+    adapter.due(LOCKS, until=1, limit=1)
+    get, batch, keys, due = (request for _, request in spy.asked)
+    assert get["ConsistentRead"]
+    assert keys["ConsistentRead"]
+    assert all(part["ConsistentRead"] for part in batch["RequestItems"].values())
+    assert due["IndexName"] == "due"
+
+
+def test_botocore_sends_nothing_twice(adapter):
+    assert adapter._requests.client.meta.config.retries["total_max_attempts"] == 1
+
+
 # ---------------------------------------------------------------- faults
 
 
@@ -376,7 +408,7 @@ def test_keys_that_a_read_left_out_are_read_again(adapter, monkeypatch):
         (botocore.exceptions.EndpointConnectionError(endpoint_url="x"), StoreUnavailable, False),
         (botocore.exceptions.ConnectTimeoutError(endpoint_url="x"), StoreUnavailable, False),
     ],
-    ids=lambda value: str(value)[:45],
+    ids=lambda value: str(value)[:45].replace(" ", "-"),
 )
 def test_each_error_of_a_write_is_certain_or_unknown(adapter, monkeypatch, error, kind, ambiguous):
     failing(adapter, monkeypatch, error, 1)
@@ -392,73 +424,6 @@ def test_one_write_that_fails_does_not_make_the_others_fail(adapter, monkeypatch
     assert sorted(map(str, adapter.write([put(f"k{n}", "1") for n in range(5)]))) == ["None", *["True"] * 4]
     failing(adapter, monkeypatch, refusal("AccessDeniedException"), 1)
     assert sorted(map(str, adapter.write([put(f"l{n}", "1") for n in range(5)]))) == ["False", *["True"] * 4]
-
-
-# ---------------------------------------------------------------- the table and its settings
-
-
-def test_a_table_that_is_missing_is_created_only_if_the_url_says_so(service):
-    with real_servers.server("dynamodb") as server:
-        without = server.url.replace("&create=true", "")
-        with pytest.raises(StoreUnusable, match=r"no such table.*create=true"):
-            service(without)
-        service(server.url).write([put("k", "1")])
-        assert stamps(service(without), "k") == ["1"]
-        with dynamodb_client(server.url) as (client, name):
-            described = client.describe_table(TableName=name)["Table"]
-        assert described["BillingModeSummary"]["BillingMode"] == "PAY_PER_REQUEST"
-
-
-def test_clients_that_create_the_table_at_once_all_use_it(service):
-    with real_servers.server("dynamodb") as server:
-        found = []
-        threads = [threading.Thread(target=lambda: found.append(service(server.url))) for _ in range(6)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert len(found) == 6
-        assert sum(adapter.write([put("k", "1")])[0] is True for adapter in found) == 6  # the same stamp
-
-
-@pytest.mark.parametrize(
-    ("stated", "other"), [("skew=1", "skew=2"), ("skew=0", "skew=1"), ("skew=1", "expiry=observed")]
-)
-def test_a_client_with_other_settings_than_those_of_the_table_is_refused(service, stated, other):
-    with real_servers.server("dynamodb") as server:
-        service(f"{server.url}&{stated}")
-        with pytest.raises(StoreUnusable, match=f"is used with {'expiry' if 'expiry' in other else 'skew'}"):
-            service(f"{server.url}&{other}")
-        service(f"{server.url}&{stated}")
-
-
-def test_a_client_that_states_no_settings_takes_those_of_the_table():
-    with real_servers.server("dynamodb") as server:
-        for options, wanted in (("&skew=7.5", 7_500_000), ("", 7_500_000)):
-            one = DynamoService(address_of_url(server.url + options), NAMESPACE, host_clock, url="")
-            one.connect().close()
-            assert one._settings.skew == wanted
-            one.close()
-
-
-def test_the_default_is_a_skew_of_two_seconds():
-    with real_servers.server("dynamodb") as server:
-        one = DynamoService(address_of_url(server.url), NAMESPACE, host_clock, url="")
-        one.connect().close()
-        one.close()
-        with dynamodb_client(server.url) as (client, name):
-            item = client.get_item(TableName=name, Key=table_module.SETTINGS_KEY)["Item"]
-    assert (item["skew"]["N"], item["expiry"]["S"], item["layout"]["N"]) == ("2000000", "clock", "1")
-
-
-def test_a_table_of_a_newer_version_is_refused(service):
-    with real_servers.server("dynamodb") as server:
-        service(server.url)
-        with dynamodb_client(server.url) as (client, name):
-            item = client.get_item(TableName=name, Key=table_module.SETTINGS_KEY)["Item"]
-            client.put_item(TableName=name, Item=item | {"layout": {"N": "2"}})
-        with pytest.raises(StoreUnusable, match=r"layout 2.*Upgrade"):
-            service(server.url)
 
 
 def test_what_was_acknowledged_is_there_after_the_server_was_killed(service):

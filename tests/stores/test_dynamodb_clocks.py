@@ -78,7 +78,7 @@ def overlap(host, truth, url, offsets, *, settles):
     return early
 
 
-@pytest.mark.parametrize("settles", [False, True], ids=["", "a third client settles in between"])
+@pytest.mark.parametrize("settles", [False, True], ids=["", "a-third-client-settles-in-between"])
 def test_clients_whose_clocks_differ_by_the_skew_never_hold_at_the_same_time(host, truth, skewed, settles):
     for offsets in itertools.product((0.0, SKEW / 2, SKEW), repeat=3):
         assert not overlap(host, truth, skewed, offsets, settles=settles), offsets
@@ -202,7 +202,7 @@ def test_with_clocks_an_hour_apart_a_holder_is_replaced_only_when_it_was_seen_un
         assert isinstance(ask(first, renew(key, token=granted.token, ttl=TTL)), out.NotHolder)
 
 
-@pytest.mark.parametrize("again", [False, True], ids=["from memory", "after a read"])
+@pytest.mark.parametrize("again", [False, True], ids=["from-memory", "after-a-read"])
 def test_a_renewal_is_written_also_at_the_moment_at_which_the_entry_is_seen_first(host, truth, observed, again):
     first, second = host(observed, HOUR), host(observed, 0)
     granted = ask(first, acquire(ttl=TTL))

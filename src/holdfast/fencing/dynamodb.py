@@ -111,8 +111,8 @@ def _raised(table: Any, offer: Offer, send: Callable[[FenceCondition], Any]) -> 
             return send(_fence(floor))
         except Exception as error:
             highest = _stored_floor(error, table)
-            if highest is None:
-                raise
+            if highest is None or highest <= floor:
+                raise  # it was not the fence that refused
         if highest > offer.token:
             raise StaleToken(resource=str(table.name), offered=offer.token, highest=highest)
         floor = highest  # another holder of a semaphore knows of a higher floor than this one: it must stay

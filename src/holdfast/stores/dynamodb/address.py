@@ -136,6 +136,8 @@ def _address(region: str, table: str, options: Mapping[str, str]) -> DynamoAddre
     if expiry == "observed" and skew:
         raise InvalidOption("?skew= has no meaning with ?expiry=observed, which compares no clocks: leave it out")
     profile = options.get("profile")
+    if profile is not None:
+        _session(profile)  # raises if there is no such profile
     return DynamoAddress(
         table=table,
         region=region or _usual_region(profile, with_endpoint="endpoint" in options),
@@ -191,15 +193,15 @@ def _usual_region(profile: str | None, *, with_endpoint: bool) -> str | None:
 def _session(profile: str | None) -> Any:
     """A session of its own: credentials are looked up anew. The descriptions of the service are read only once."""
     global _loader  # noqa: PLW0603  (reading the descriptions takes longer than all the rest)
-    session = botocore.session.Session(profile=profile)
-    with _lock:
-        if _loader is None:
-            _loader = session.get_component("data_loader")
-    session.register_component("data_loader", _loader)
     try:
-        session.get_config_variable("region")
+        session = botocore.session.Session(profile=profile)
+        session.get_scoped_config()
+        with _lock:
+            if _loader is None:
+                _loader = session.get_component("data_loader")
     except botocore.exceptions.ProfileNotFound as error:
         raise InvalidOption(f"{error}: ?profile= names a profile of the AWS configuration") from None
+    session.register_component("data_loader", _loader)
     return session
 
 
