@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import sqlite3
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,11 +14,17 @@ import psycopg
 import pytest
 import real_servers
 import redis
+from pymongo.collection import Collection
 
 from holdfast.rules.lock_record import LockRecord, decode, encode
 from holdfast.rules.record_type import StoredRecord
 from holdfast.stores import open_store
+from holdfast.stores.cas_adapter import LOCKS, RECORDS, CasName
+from holdfast.stores.common import end_of_prefix
+from holdfast.stores.mongodb.address import address_of_url
+from holdfast.stores.mongodb.layout import MongoLayout
 from holdfast.stores.redis.keys import Layout
+from holdfast.stores.urls import with_options
 
 
 @dataclass(frozen=True)
@@ -175,6 +181,39 @@ def _plant_record_redis(url: str, namespace: str, kind: str, key: str, text: str
         client.zadd(layout.due_records(kind), {key: 1})
 
 
+def _mongodb_url(folder: Path) -> str:
+    """The server that all tests share, with a collection of this test."""
+    name = "t" + hashlib.sha256(str(folder).encode()).hexdigest()[:16]
+    return with_options(real_servers.shared("mongodb").url, {"collection": name})
+
+
+@contextmanager
+def mongodb_collection(url: str) -> Iterator[Collection]:
+    """The collection of a URL, to look into it."""
+    address = address_of_url(url)
+    with address.open_client() as client:
+        yield address.collection_of(client)
+
+
+def _dump_mongodb(url: str, namespace: str) -> dict[str, LockRecord]:
+    head = MongoLayout(namespace).head(LOCKS)
+    with mongodb_collection(url) as collection:
+        rows = list(collection.find({"_id": {"$gte": head, "$lt": end_of_prefix(head)}}))
+    records = {row["_id"].removeprefix(head): row for row in rows}
+    for key, row in records.items():
+        records[key] = decode(key, row["record"])
+        due = {} if records[key].due_at is None else {"due_of": head, "due_at": records[key].due_at}
+        assert {name: row[name] for name in ("due_of", "due_at") if name in row} == due, "the index differs"
+    return records
+
+
+def _plant_mongodb(url: str, namespace: str, kind: str, key: str, text: str) -> None:
+    layout = MongoLayout(namespace)
+    document = {"record": text, "stamp": "planted", "at": 1, "due_of": layout.head(kind), "due_at": 1}
+    with mongodb_collection(url) as collection:
+        collection.replace_one({"_id": layout.id(CasName(kind, key))}, document, upsert=True)
+
+
 PROVIDERS = {
     provider.name: provider
     for provider in (
@@ -206,6 +245,14 @@ PROVIDERS = {
             notices=True,
         ),
         Provider("postgres", _postgres_url, _dump_postgres, _plant_record_postgres, _plant_postgres, processes=True),
+        Provider(
+            "mongodb",
+            _mongodb_url,
+            _dump_mongodb,
+            lambda url, namespace, kind, key, text: _plant_mongodb(url, namespace, RECORDS + kind, key, text),
+            lambda url, namespace, key, text: _plant_mongodb(url, namespace, LOCKS, key, text),
+            processes=True,
+        ),
     )
 }
 REDISES = [PROVIDERS["valkey"], PROVIDERS["redis"]]

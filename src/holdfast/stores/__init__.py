@@ -23,7 +23,7 @@ from .urls import anchored, redacted, scheme_of, with_options
 __all__ = ["Handle", "anchored", "open_store", "opener_of", "redacted", "schemes", "unready"]
 
 Handle = Any
-"""An existing object of a driver: a psycopg_pool.ConnectionPool, an SQLAlchemy engine, a redis.Redis."""
+"""An existing object of a driver: a psycopg_pool.ConnectionPool, an SQLAlchemy engine, a redis.Redis, a MongoClient."""
 
 GROUP = "holdfast.stores"
 
@@ -39,6 +39,7 @@ class _Ours(NamedTuple):
 
 _POSTGRES = _Ours("postgresql.store", "open_postgres", "psycopg", "postgres")
 _REDIS = _Ours("redis.store", "open_redis", "redis", "redis")
+_MONGODB = _Ours("mongodb.store", "open_mongodb", "pymongo", "mongodb")
 _OURS = {
     "memory": _Ours("memory.store", "open_memory"),
     "sqlite": _Ours("sqlite.store", "open_sqlite"),
@@ -48,6 +49,7 @@ _OURS = {
     "rediss": _REDIS,
     "valkey": _REDIS,
     "valkeys": _REDIS,
+    "mongodb": _MONGODB,
 }
 _HANDLES = {
     ("psycopg_pool", "ConnectionPool"): _POSTGRES._replace(opener="adopt_postgres"),
@@ -56,6 +58,8 @@ _HANDLES = {
     ("sqlalchemy", "AsyncEngine"): _POSTGRES._replace(opener="adopt_postgres"),
     ("redis", "Redis"): _REDIS._replace(opener="adopt_redis"),
     ("redis", "RedisCluster"): _REDIS._replace(opener="adopt_redis"),
+    ("pymongo", "MongoClient"): _MONGODB._replace(opener="adopt_mongodb"),
+    ("pymongo", "AsyncMongoClient"): _MONGODB._replace(opener="adopt_mongodb"),
 }
 """The package and the name of a class (or of a base class) -> the store that is opened from its objects."""
 

@@ -15,18 +15,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 
+from .mongodb import MongoDB
 from .postgresql import Postgres
 from .redis import Redis, Valkey
 from .remote_process import ServerFailed
 from .server import Server, ServerMissing
 
 __all__ = [
+    "MongoDB",
     "Postgres",
     "Redis",
     "Server",
     "ServerFailed",
     "ServerMissing",
     "Valkey",
+    "mongodb",
     "postgres",
     "redis",
     "valkey",
@@ -62,4 +65,15 @@ def redis(*, settings: Mapping[str, str] | None = None, env: Mapping[str, str] |
     environment.
     """
     with closing(Redis(settings=settings, env=env)) as server:
+        yield server
+
+
+@contextmanager
+def mongodb(*, settings: Mapping[str, str] | None = None, env: Mapping[str, str] | None = None) -> Iterator[MongoDB]:
+    """A server that speaks MongoDB's protocol, from the wheel `secantusdb` or `$HOLDFAST_TEST_MONGODB` (a program).
+
+    It is not MongoDB itself, which no wheel carries. `settings` are its options without the dashes, such as
+    `{"standalone": ""}`; `env` is added to the server's environment.
+    """
+    with closing(MongoDB(settings=settings, env=env)) as server:
         yield server
