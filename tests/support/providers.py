@@ -6,7 +6,7 @@ import hashlib
 import os
 import secrets
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,13 +16,19 @@ import psycopg
 import pytest
 import real_servers
 import redis
+from pymongo.collection import Collection
 
 from holdfast.rules.lock_record import LockRecord, decode, encode
 from holdfast.rules.record_type import StoredRecord
 from holdfast.stores import open_store
-from holdfast.stores.dynamodb.address import address_of_url
+from holdfast.stores.cas_adapter import LOCKS, RECORDS, CasName
+from holdfast.stores.common import end_of_prefix
+from holdfast.stores.dynamodb import address as dynamodb_address
 from holdfast.stores.dynamodb.layout import SETTINGS_KEY, partition
+from holdfast.stores.mongodb.address import address_of_url
+from holdfast.stores.mongodb.layout import MongoLayout
 from holdfast.stores.redis.keys import Layout
+from holdfast.stores.urls import with_options
 
 
 @dataclass(frozen=True)
@@ -176,7 +182,7 @@ def dynamodb_url(purpose: str = "skew0", options: str = "skew=0") -> str:
 @contextmanager
 def dynamodb_client(url: str):
     """A botocore client for the server of a URL, and the name of the table."""
-    address = address_of_url(url)
+    address = dynamodb_address.address_of_url(url)
     client = address.client()
     try:
         yield client, address.table
@@ -268,6 +274,39 @@ def _plant_record_redis(url: str, namespace: str, kind: str, key: str, text: str
         client.zadd(layout.due_records(kind), {key: 1})
 
 
+def _mongodb_url(folder: Path) -> str:
+    """The server that all tests share, with a collection of this test."""
+    name = "t" + hashlib.sha256(str(folder).encode()).hexdigest()[:16]
+    return with_options(real_servers.shared("mongodb").url, {"collection": name})
+
+
+@contextmanager
+def mongodb_collection(url: str) -> Iterator[Collection]:
+    """The collection of a URL, to look into it."""
+    address = address_of_url(url)
+    with address.open_client() as client:
+        yield address.collection_of(client)
+
+
+def _dump_mongodb(url: str, namespace: str) -> dict[str, LockRecord]:
+    head = MongoLayout(namespace).head(LOCKS)
+    with mongodb_collection(url) as collection:
+        rows = list(collection.find({"_id": {"$gte": head, "$lt": end_of_prefix(head)}}))
+    records = {row["_id"].removeprefix(head): row for row in rows}
+    for key, row in records.items():
+        records[key] = decode(key, row["record"])
+        due = {} if records[key].due_at is None else {"due_of": head, "due_at": records[key].due_at}
+        assert {name: row[name] for name in ("due_of", "due_at") if name in row} == due, "the index differs"
+    return records
+
+
+def _plant_mongodb(url: str, namespace: str, kind: str, key: str, text: str) -> None:
+    layout = MongoLayout(namespace)
+    document = {"record": text, "stamp": "planted", "at": 1, "due_of": layout.head(kind), "due_at": 1}
+    with mongodb_collection(url) as collection:
+        collection.replace_one({"_id": layout.id(CasName(kind, key))}, document, upsert=True)
+
+
 PROVIDERS = {
     provider.name: provider
     for provider in (
@@ -305,6 +344,15 @@ PROVIDERS = {
             _dump_dynamodb,
             _plant_record_dynamodb,
             _plant_dynamodb,
+            processes=True,
+            everywhere=False,
+        ),
+        Provider(
+            "mongodb",
+            _mongodb_url,
+            _dump_mongodb,
+            lambda url, namespace, kind, key, text: _plant_mongodb(url, namespace, RECORDS + kind, key, text),
+            lambda url, namespace, key, text: _plant_mongodb(url, namespace, LOCKS, key, text),
             processes=True,
             everywhere=False,
         ),

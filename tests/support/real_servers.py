@@ -2,7 +2,8 @@
 
 A server that cannot be installed is left out by name: `HOLDFAST_TEST_WITHOUT="postgres,redis"`. Then its tests are
 skipped, and the summary of the run states it. So it is with a server that no wheel carries and that could not be
-fetched, except where `CI=true` is set: there it fails the tests, too.
+fetched, except where `CI=true` is set: there it fails the tests, too. `HOLDFAST_TEST_MONGODB_URL` is the address of a
+real MongoDB, which the tests use in place of the stand-in, except those that kill or pause it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ KINDS = {
     "postgres": servers.postgres,
     "valkey": servers.valkey,
     "redis": servers.redis,
+    "mongodb": servers.mongodb,
     "dynamodb": servers.dynamodb,
 }
 FETCHED = {"dynamodb": "scripts/fetch_dynoxide.py, which needs the npm client"}
@@ -67,11 +69,24 @@ def server(kind: str, **options) -> Iterator[servers.Server]:
 SETTINGS = {"postgres": {"fsync": "off"}}
 """Settings of the shared servers. Tests about durability start their own server."""
 
-_shared: dict[str, tuple[ExitStack, servers.Server]] = {}
+LIVE = {"mongodb": "HOLDFAST_TEST_MONGODB_URL"}
+"""Environment variables with the address of a server that the tests use in place of their own."""
 
 
-def shared(kind: str) -> servers.Server:
+class LiveServer:
+    """A server that somebody else runs: tests use it, and leave their data there."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+
+_shared: dict[str, tuple[ExitStack, servers.Server | LiveServer]] = {}
+
+
+def shared(kind: str) -> servers.Server | LiveServer:
     """The one server of this kind for all tests, started when first needed; each test uses its own names."""
+    if kind not in _shared and (live := os.environ.get(LIVE.get(kind, ""))):
+        _shared[kind] = ExitStack(), LiveServer(live)
     if kind not in _shared:
         stack = ExitStack()
         _shared[kind] = stack, stack.enter_context(server(kind, settings=SETTINGS.get(kind)))

@@ -23,7 +23,7 @@ from .urls import anchored, redacted, scheme_of, with_options
 __all__ = ["Handle", "anchored", "open_store", "opener_of", "redacted", "schemes", "unready"]
 
 Handle = Any
-"""An object of a driver: a psycopg_pool.ConnectionPool, an SQLAlchemy engine, a redis.Redis, a boto3.Session."""
+"""An existing object of a driver: a psycopg_pool.ConnectionPool, a redis.Redis, a MongoClient, a boto3.Session."""
 
 GROUP = "holdfast.stores"
 
@@ -39,6 +39,7 @@ class _Ours(NamedTuple):
 
 _POSTGRES = _Ours("postgresql.store", "open_postgres", "psycopg", "postgres")
 _REDIS = _Ours("redis.store", "open_redis", "redis", "redis")
+_MONGODB = _Ours("mongodb.store", "open_mongodb", "pymongo", "mongodb")
 _DYNAMODB = _Ours("dynamodb.store", "open_dynamodb", "boto3", "dynamodb")
 _OURS = {
     "memory": _Ours("memory.store", "open_memory"),
@@ -49,6 +50,7 @@ _OURS = {
     "rediss": _REDIS,
     "valkey": _REDIS,
     "valkeys": _REDIS,
+    "mongodb": _MONGODB,
     "dynamodb": _DYNAMODB,
 }
 _HANDLES = {
@@ -58,6 +60,8 @@ _HANDLES = {
     ("sqlalchemy", "AsyncEngine"): _POSTGRES._replace(opener="adopt_postgres"),
     ("redis", "Redis"): _REDIS._replace(opener="adopt_redis"),
     ("redis", "RedisCluster"): _REDIS._replace(opener="adopt_redis"),
+    ("pymongo", "MongoClient"): _MONGODB._replace(opener="adopt_mongodb"),
+    ("pymongo", "AsyncMongoClient"): _MONGODB._replace(opener="adopt_mongodb"),
     ("boto3", "Session"): _DYNAMODB._replace(opener="adopt_dynamodb"),
 }
 """The package and the name of a class (or of a base class) -> the store that is opened from its objects."""

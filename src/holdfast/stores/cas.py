@@ -17,7 +17,7 @@ from typing import Literal
 from msgspec.structs import replace
 
 from ..commands import Command, Failed, Release, Renew
-from ..errors import StoreContended, StoreError, StoreUnusable
+from ..errors import StoreContended, StoreError, StoreUnavailable, StoreUnusable
 from ..platform import elapsed, host_clock
 from ..rules.lock_outcomes import Outcome, Released, Renewed
 from ..rules.lock_record import Holder, LockRecord
@@ -276,11 +276,13 @@ class CasConnection:
         self.trips += 1
         try:
             results = adapter.write(writes)
-        except StoreError as error:
+        except StoreUnavailable as error:
             if not error.ambiguous:
                 raise
             self._may_have_written = True
             return [None] * len(writes)
+        except StoreError:
+            raise
         except BaseException:
             self._may_have_written = True
             raise

@@ -57,6 +57,9 @@ class CasWrite(NamedTuple):
     """The stamp that must be stored now; None: there must be no record."""
     woken: tuple[str, ...] = ()
     """The attempts that this write grants something or hints. Only a service that notifies needs them."""
+    now: int = 0
+    """The time of the decision. A service whose clock is read before the records may store it: a later reading of the
+    record is not earlier than this."""
 
 
 class CasAdapter(Protocol):

@@ -90,6 +90,7 @@ class Group:
             stamp=stamp,
             expected=self._sent.expected,
             woken=_notified(outcomes),
+            now=now,
         )
 
     def written(self, result: bool | None) -> None:  # noqa: FBT001  (as the adapter answers)

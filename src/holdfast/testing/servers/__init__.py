@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 
 from .dynoxide import DynamoDB
+from .mongodb import MongoDB
 from .postgresql import Postgres
 from .redis import Redis, Valkey
 from .remote_process import ServerFailed
@@ -23,6 +24,7 @@ from .server import Server, ServerMissing
 
 __all__ = [
     "DynamoDB",
+    "MongoDB",
     "Postgres",
     "Redis",
     "Server",
@@ -30,6 +32,7 @@ __all__ = [
     "ServerMissing",
     "Valkey",
     "dynamodb",
+    "mongodb",
     "postgres",
     "redis",
     "valkey",
@@ -76,4 +79,15 @@ def dynamodb(*, settings: Mapping[str, str] | None = None, env: Mapping[str, str
     server's environment.
     """
     with closing(DynamoDB(settings=settings, env=env)) as server:
+        yield server
+
+
+@contextmanager
+def mongodb(*, settings: Mapping[str, str] | None = None, env: Mapping[str, str] | None = None) -> Iterator[MongoDB]:
+    """A server that speaks MongoDB's protocol, from the wheel `secantusdb` or `$HOLDFAST_TEST_MONGODB` (a program).
+
+    It is not MongoDB itself, which no wheel carries. `settings` are its options without the dashes, such as
+    `{"standalone": ""}`; `env` is added to the server's environment.
+    """
+    with closing(MongoDB(settings=settings, env=env)) as server:
         yield server
