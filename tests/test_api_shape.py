@@ -48,8 +48,8 @@ SUBPACKAGES = {
         "RunLease", "RunsPage", "Step", "StepInfo", "Workflow", "current_step", "step", "workflow",
     ],
     "holdfast.fencing": [
-        "AsyncFencedScript", "Fenced", "FencedScript", "fenced_read", "fenced_replace", "fenced_set",
-        "fenced_set_async", "guard", "guard_async",
+        "AsyncFencedScript", "FenceCondition", "Fenced", "FencedScript", "fence_condition", "fenced_get", "fenced_put",
+        "fenced_read", "fenced_replace", "fenced_set", "fenced_set_async", "guard", "guard_async",
     ],
 }  # fmt: skip
 
@@ -200,13 +200,16 @@ def test_both_lock_listings_have_the_same_methods(kind):
 
 def test_the_fencing_package_exports_these_functions_with_these_signatures():
     assert sorted(holdfast.fencing.__all__) == [
-        "AsyncFencedScript", "Fenced", "FencedScript", "fenced_read", "fenced_replace", "fenced_set",
-        "fenced_set_async", "guard", "guard_async",
+        "AsyncFencedScript", "FenceCondition", "Fenced", "FencedScript", "fence_condition", "fenced_get", "fenced_put",
+        "fenced_read", "fenced_replace", "fenced_set", "fenced_set_async", "guard", "guard_async",
     ]  # fmt: skip
     for guard in (holdfast.fencing.guard, holdfast.fencing.guard_async):
         assert bare(guard) == "(connection, resource, lease_or_token)"
     for fenced_set in (holdfast.fencing.fenced_set, holdfast.fencing.fenced_set_async):
         assert bare(fenced_set) == "(client, name, value, lease_or_token, *, ex=None, keepttl=False)"
+    assert bare(holdfast.fencing.fenced_put) == "(table, item, lease_or_token)"
+    assert bare(holdfast.fencing.fenced_get) == "(table, key, lease_or_token)"
+    assert bare(holdfast.fencing.fence_condition) == "(lease_or_token)"
     for script in (holdfast.fencing.FencedScript, holdfast.fencing.AsyncFencedScript):
         assert bare(script.__init__) == "(self, client, source)"
         assert bare(script.__call__) == "(self, resource, lease_or_token, *, keys=(), args=())"

@@ -7,7 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from .cas import CAS_CORE
 from .clients import ABOVE
+from .dynamodb import DYNAMODB
 from .executor import EXECUTOR
 from .guards import GUARDS
 from .heartbeats import HELD
@@ -27,8 +29,9 @@ from .sqlite import SQLITE
 from .table import MUTANTS as RULES
 from .workflows import WORKFLOWS
 
-CHEAP = [*RULES, *OF_THE_RULES, *LIMITS, *LOCKS_OF_RUNS, *RUN_QUEUES, *OF_TYPES]
-"""Mutants of the rules. The others need a client, an engine or a server, and are run by `make test-mutants`."""
+CHEAP = [*RULES, *OF_THE_RULES, *LIMITS, *LOCKS_OF_RUNS, *RUN_QUEUES, *OF_TYPES, *CAS_CORE]
+"""Mutants of the rules and of the compare-and-swap core. The others need a client, an engine or a server, and are run
+by `make test-mutants`."""
 MUTANTS = [
     *CHEAP,
     *ABOVE,
@@ -46,6 +49,7 @@ MUTANTS = [
     *EXECUTOR,
     *OF_RECORDS,
     *GUARDS,
+    *DYNAMODB,
     *SERVERS,
     *SQL,
 ]

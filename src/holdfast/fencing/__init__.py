@@ -2,12 +2,14 @@
 
 A lock excludes others for a time; a process that was paused past the end of its lease does not know that. Its token
 shows it. `guard` (and `guard_async`) checks the token within the database transaction that writes, `fenced_replace` in
-the same step in which a file is replaced, `fenced_set` and `FencedScript` in one atomic step on Redis: a token at or
-above the highest floor that was ever seen there is accepted, and every older token raises `StaleToken` before anything
-is written. Values that are read in order to be changed must be read behind the fence, too: after `guard` in the same
-transaction, with `fenced_read`, or by a fenced script.
+the same step in which a file is replaced, `fenced_set` and `FencedScript` in one atomic step on Redis, `fenced_put` in
+the condition of a write on DynamoDB: a token at or above the highest floor that was ever seen there is accepted, and
+every older token raises `StaleToken` before anything is written. Values that are read in order to be changed must be
+read behind the fence, too: after `guard` in the same transaction, with `fenced_read` or `fenced_get`, or by a fenced
+script.
 """
 
+from .dynamodb import FenceCondition, fence_condition, fenced_get, fenced_put
 from .files import fenced_read, fenced_replace
 from .guards import guard, guard_async
 from .redis import AsyncFencedScript, FencedScript, fenced_set, fenced_set_async
@@ -15,8 +17,12 @@ from .tokens import Fenced
 
 __all__ = [
     "AsyncFencedScript",
+    "FenceCondition",
     "Fenced",
     "FencedScript",
+    "fence_condition",
+    "fenced_get",
+    "fenced_put",
     "fenced_read",
     "fenced_replace",
     "fenced_set",

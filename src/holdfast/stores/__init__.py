@@ -23,7 +23,7 @@ from .urls import anchored, redacted, scheme_of, with_options
 __all__ = ["Handle", "anchored", "open_store", "opener_of", "redacted", "schemes", "unready"]
 
 Handle = Any
-"""An existing object of a driver: a psycopg_pool.ConnectionPool, an SQLAlchemy engine, a redis.Redis."""
+"""An existing object of a driver: a psycopg_pool.ConnectionPool, a redis.Redis, a MongoClient, a boto3.Session."""
 
 GROUP = "holdfast.stores"
 
@@ -40,6 +40,8 @@ class _Ours(NamedTuple):
 _POSTGRES = _Ours("postgresql.store", "open_postgres", "psycopg", "postgres")
 _REDIS = _Ours("redis.store", "open_redis", "redis", "redis")
 _MYSQL = _Ours("sql.store", "open_sql", "pymysql", "mysql")
+_MONGODB = _Ours("mongodb.store", "open_mongodb", "pymongo", "mongodb")
+_DYNAMODB = _Ours("dynamodb.store", "open_dynamodb", "boto3", "dynamodb")
 _OURS = {
     "memory": _Ours("memory.store", "open_memory"),
     "sqlite": _Ours("sqlite.store", "open_sqlite"),
@@ -53,6 +55,8 @@ _OURS = {
     "mariadb": _MYSQL,
     "mssql": _Ours("sql.store", "open_sql", "mssql_python", "mssql"),
     "sql": _Ours("sql.store", "open_sql"),
+    "mongodb": _MONGODB,
+    "dynamodb": _DYNAMODB,
 }
 _HANDLES = {
     ("psycopg_pool", "ConnectionPool"): _POSTGRES._replace(opener="adopt_postgres"),
@@ -61,6 +65,9 @@ _HANDLES = {
     ("sqlalchemy", "AsyncEngine"): _POSTGRES._replace(opener="adopt_postgres"),
     ("redis", "Redis"): _REDIS._replace(opener="adopt_redis"),
     ("redis", "RedisCluster"): _REDIS._replace(opener="adopt_redis"),
+    ("pymongo", "MongoClient"): _MONGODB._replace(opener="adopt_mongodb"),
+    ("pymongo", "AsyncMongoClient"): _MONGODB._replace(opener="adopt_mongodb"),
+    ("boto3", "Session"): _DYNAMODB._replace(opener="adopt_dynamodb"),
 }
 """The package and the name of a class (or of a base class) -> the store that is opened from its objects."""
 

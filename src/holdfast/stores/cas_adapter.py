@@ -7,9 +7,11 @@ by the adapter: `StoreUnavailable` and its kin, `ambiguous` unless it is certain
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+from ..commands import Command
+from ..rules.lock_record import LockRecord
 from .contract import Capabilities, Finding
 
 LOCKS = "lock"
@@ -53,6 +55,11 @@ class CasWrite(NamedTuple):
     """The stamp to store: unique for this write, so that a later read shows whether the write was applied."""
     expected: str | None
     """The stamp that must be stored now; None: there must be no record."""
+    woken: tuple[str, ...] = ()
+    """The attempts that this write grants something or hints. Only a service that notifies needs them."""
+    now: int = 0
+    """The time of the decision. A service whose clock is read before the records may store it: a later reading of the
+    record is not earlier than this."""
 
 
 class CasAdapter(Protocol):
@@ -79,22 +86,61 @@ class CasAdapter(Protocol):
         """Release the connection's resources. Safe to call twice."""
 
 
+class CasSubscription(Protocol):
+    """A running subscription to the attempts in `CasWrite.woken`."""
+
+    @property
+    def live(self) -> bool:
+        """Whether notifications arrive at this moment. While they do not, waiters poll."""
+
+    def close(self) -> None:
+        """End the subscription. Safe to call twice."""
+
+
 class CasService(Protocol):
-    """A service with one namespace in it: opens adapters."""
+    """A service with one namespace in it: opens adapters. `CasServiceBase` has defaults for what few services need."""
 
     url: str
     """The address, without any password."""
     identity: str
     """Equal for two services of this process exactly if they have the same records."""
-    capabilities: Capabilities
+    max_bytes: int
+    """The largest text of a record, in bytes of UTF-8. A command whose record would be larger fails alone."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the service can promise. It supports no workflows, whatever it is."""
 
     def connect(self) -> CasAdapter:
         """Open a connection."""
 
-    def watch(self, changed: Callable[[Sequence[str] | None], None]) -> Callable[[], None] | None:
-        """Call `changed` from any thread with keys of locks that were written (None: any), until the result is called.
+    def watch(self, notified: Callable[[Collection[str] | None], None]) -> CasSubscription | None:
+        """Call `notified` from any thread with the attempts of every write that has some (None: any attempt).
 
-        Returns None where the service cannot notify: waiters then poll.
+        A subscription that begins, or begins again after an interruption, calls it with None: a notification may have
+        been missed. Notifications may be lost, late or doubled. Returns None where the service cannot notify.
+        """
+
+    def adjusted(self, command: Command) -> Command:
+        """The command as it is to be decided, in place of the one that was sent.
+
+        A service without a clock of its own adds the stated difference of its clients' clocks to every ttl here. The
+        outcome goes to the caller as the rules made it, and the holder counts its own deadline from the ttl that it
+        asked for.
+        """
+
+    def observed(self, key: str, record: LockRecord, stamp: str, now: int) -> LockRecord:
+        """The record of a lock as the rules are to see it, in place of the one that was read with this stamp.
+
+        A service that trusts no other client's clock replaces the stored expiries here, by those that follow from how
+        long it has seen each holder's entry unchanged.
+        """
+
+    def written_back(self, stored: LockRecord, shown: LockRecord, after: LockRecord) -> LockRecord:
+        """The record to write, where `observed` has shown the rules `shown` and they have made `after` of it.
+
+        A service that replaces expiries puts back what the rules left unchanged: otherwise every write of one client
+        would look like a renewal of all holders to the others.
         """
 
     def diagnose(self) -> tuple[Finding, ...]:
@@ -105,3 +151,29 @@ class CasService(Protocol):
 
     def close(self) -> None:
         """Release what the connections share."""
+
+
+class CasServiceBase:
+    """The defaults of a `CasService`: it cannot notify, and commands and records are decided on as they are."""
+
+    max_bytes = 1_000_000_000
+
+    def watch(self, notified: Callable[[Collection[str] | None], None]) -> CasSubscription | None:  # noqa: ARG002
+        """None: waiters poll."""
+        return None
+
+    def adjusted(self, command: Command) -> Command:
+        """The command itself."""
+        return command
+
+    def observed(self, key: str, record: LockRecord, stamp: str, now: int) -> LockRecord:  # noqa: ARG002
+        """The record itself."""
+        return record
+
+    def written_back(self, stored: LockRecord, shown: LockRecord, after: LockRecord) -> LockRecord:  # noqa: ARG002
+        """What the rules have made."""
+        return after
+
+    def diagnose(self) -> tuple[Finding, ...]:
+        """Nothing to report."""
+        return ()

@@ -42,6 +42,10 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """An open transaction blocks all other writers."""
     workflows: bool = False
     """It supports the commands about runs: workflows can run on it."""
+    clock_step: int = 1
+    """The resolution of the store's clock, in microseconds."""
+    trips: int = 1
+    """Round trips of a batch of commands about a few records, where no other client writes to the same records."""
 
 
 Level = Literal["ok", "warning", "problem"]
@@ -75,8 +79,9 @@ class Connection(Protocol):
 class Watch(Protocol):
     """A running subscription to hints."""
 
-    polls: bool
-    """Whether no hints are sent at this moment. A watch that polls gives hints to `eager` attempts only."""
+    @property
+    def polls(self) -> bool:
+        """Whether no hints are sent at this moment. A watch that polls gives hints to `eager` attempts only."""
 
     def expect(self, id: str, *, eager: bool) -> None:
         """Register an attempt that waits; `eager` for the head of a queue, for which the store may be polled often."""

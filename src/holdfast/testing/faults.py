@@ -109,14 +109,20 @@ _patching = threading.Lock()
 
 
 @contextmanager
-def clients_open(opening: Callable[..., Store]) -> Iterator[None]:
-    """Clients that are created in the block open their store with this function."""
-    before = vars(base)["open_store"]
-    setattr(base, "open_store", opening)  # noqa: B010  (a name that the module does not export)
+def clients_open(opening: Callable[..., Store], *, any_address: bool = False) -> Iterator[None]:
+    """Clients that are created in the block open their store with this function.
+
+    `any_address`: the address need not be one that is registered.
+    """
+    names: dict[str, Any] = {"open_store": opening}
+    if any_address:
+        names["opener_of"] = lambda _: opening
+    before = {name: vars(base)[name] for name in names}
+    vars(base).update(names)
     try:
         yield
     finally:
-        setattr(base, "open_store", before)  # noqa: B010
+        vars(base).update(before)
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from queue import SimpleQueue
 from typing import Literal, Self
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from .ports import LOCALHOST, HeldPort
 
@@ -132,7 +132,7 @@ class Proxy:
         return sum(not link.cut_off for link in list(self._links))
 
     def url_for(self, url: str) -> str:
-        """The same URL, with the address of this proxy instead of the server's.
+        """The same URL, with the address of this proxy instead of the server's, also in an option `endpoint`.
 
         >>> with Proxy("127.0.0.1", 5432) as proxy:
         ...     url = proxy.url_for("postgresql://me:secret@127.0.0.1:5432/db?x=1")
@@ -140,6 +140,9 @@ class Proxy:
         True
         """
         parts = urlsplit(url)
+        endpoint = dict(parse_qsl(parts.query)).get("endpoint", "")
+        if "://" in endpoint:
+            return url.replace(endpoint, self.url_for(endpoint))
         if parts.port is not None and parts.port != self.target[1]:
             raise ValueError(f"this proxy forwards to port {self.target[1]}, but the URL has port {parts.port}")
         person, at, _ = parts.netloc.rpartition("@")

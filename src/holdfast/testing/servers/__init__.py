@@ -7,7 +7,8 @@
 
 Each server listens on 127.0.0.1 only, on a port that the system chose, and keeps its data in a temporary folder. It
 ends with the block, and also when this process ends in any other way, even by kill -9. Most programs come from wheels,
-MariaDB from the system or `scripts/fetch_mariadb.py`; if one is missing, `ServerMissing` states what to install.
+MariaDB and dynoxide from packages (`scripts/fetch_mariadb.py`, `scripts/fetch_dynoxide.py`); if one is missing,
+`ServerMissing` states what to install.
 """
 
 from __future__ import annotations
@@ -15,21 +16,27 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 
+from .dynoxide import DynamoDB
 from .mariadb import MariaDb
+from .mongodb import MongoDB
 from .postgresql import Postgres
 from .redis import Redis, Valkey
 from .remote_process import ServerFailed
 from .server import Server, ServerMissing
 
 __all__ = [
+    "DynamoDB",
     "MariaDb",
+    "MongoDB",
     "Postgres",
     "Redis",
     "Server",
     "ServerFailed",
     "ServerMissing",
     "Valkey",
+    "dynamodb",
     "mariadb",
+    "mongodb",
     "postgres",
     "redis",
     "valkey",
@@ -76,4 +83,26 @@ def mariadb(*, settings: Mapping[str, str] | None = None, env: Mapping[str, str]
     server's environment.
     """
     with closing(MariaDb(settings=settings, env=env)) as server:
+        yield server
+
+
+@contextmanager
+def dynamodb(*, settings: Mapping[str, str] | None = None, env: Mapping[str, str] | None = None) -> Iterator[DynamoDB]:
+    """A DynamoDB server: dynoxide, as `scripts/fetch_dynoxide.py` fetches it, or `$HOLDFAST_TEST_DYNOXIDE` (a program).
+
+    `settings` are the options of `dynoxide serve`, such as `{"db-path": "/var/tmp/tables.db"}`; `env` is added to the
+    server's environment.
+    """
+    with closing(DynamoDB(settings=settings, env=env)) as server:
+        yield server
+
+
+@contextmanager
+def mongodb(*, settings: Mapping[str, str] | None = None, env: Mapping[str, str] | None = None) -> Iterator[MongoDB]:
+    """A server that speaks MongoDB's protocol, from the wheel `secantusdb` or `$HOLDFAST_TEST_MONGODB` (a program).
+
+    It is not MongoDB itself, which no wheel carries. `settings` are its options without the dashes, such as
+    `{"standalone": ""}`; `env` is added to the server's environment.
+    """
+    with closing(MongoDB(settings=settings, env=env)) as server:
         yield server

@@ -69,7 +69,7 @@ class Server:
             self._port = HeldPort()
             self._closing.callback(self._free_port)
             self.program = self._install()
-            self.version = _version(self.program, self._account, self.home)
+            self.version = self._read_version()
             self._prepare()
             self._start_somewhere()
         except BaseException:
@@ -84,6 +84,10 @@ class Server:
     def _install(self) -> Path:
         """The path of the program, at a place where the account can run it."""
         raise NotImplementedError
+
+    def _read_version(self) -> str:
+        """The version that the program prints."""
+        return _version(self.program, self._account, self.home)
 
     def _prepare(self) -> None:
         """Create the data folder."""

@@ -40,7 +40,7 @@ class ClientTests(SuiteBase):
     @contextmanager
     def clients(self) -> Iterator[None]:
         """Clients that are created in the block open the store by the `open` hook of the suite."""
-        with clients_open(self.opening):
+        with clients_open(self.opening, any_address=True):
             yield
 
     @contextmanager

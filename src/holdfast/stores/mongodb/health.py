@@ -1,0 +1,170 @@
+"""What a MongoDB deployment reports about itself, and whether that suits locks. The checks change nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+from pymongo import MongoClient
+
+from ...errors import StoreError
+from ..contract import Finding
+from .adapter import mapped
+from .address import MongoAddress
+from .layout import CLOCK_ID, DUE_INDEX, Document
+
+MIN_VERSION = (4, 2)
+MAX_CLOCK_DIFFERENCE = 5.0
+"""Seconds between the server's clock and this host's, above which the difference is reported. Nothing depends on it."""
+
+
+class Deployment(msgspec.Struct, frozen=True, kw_only=True):
+    """What the server says about its topology."""
+
+    set_name: str
+    sharded: bool
+    writable: bool
+    version: str = ""
+
+    @property
+    def has_change_streams(self) -> bool:
+        """Whether waiters can be notified: a replica set or a sharded cluster is needed."""
+        return bool(self.set_name) or self.sharded
+
+
+def deployment_of(client: MongoClient[Document], place: str) -> Deployment:
+    """Ask the server."""
+    with mapped(place, writing=False):
+        hello: dict[str, Any] = client.admin.command("hello")
+    return Deployment(
+        set_name=str(hello.get("setName", "")),
+        sharded=hello.get("msg") == "isdbgrid",
+        writable=bool(hello.get("isWritablePrimary", hello.get("ismaster", False))),
+    )
+
+
+def diagnose(address: MongoAddress) -> tuple[Finding, ...]:
+    """All findings about the deployment, in a fixed order."""
+    try:
+        with address.open_client() as client:
+            return tuple(_findings(address, client))
+    except StoreError as error:
+        return (
+            Finding(
+                check="server",
+                level="problem",
+                detail=str(error),
+                advice="The other checks need the server: fix this first.",
+            ),
+        )
+
+
+def _findings(address: MongoAddress, client: MongoClient[Document]) -> Iterator[Finding]:
+    deployment = deployment_of(client, address.name)
+    with mapped(address.name, writing=False):
+        version = str(client.server_info().get("version", ""))
+        collection = address.collection_of(client)
+        indexes = collection.index_information()
+        rows = list(collection.aggregate([{"$match": {"_id": CLOCK_ID}}, {"$project": {"now": {"$toLong": "$$NOW"}}}]))
+    yield _server(version)
+    yield _topology(deployment)
+    yield _durability(deployment)
+    yield _wake_up(deployment)
+    yield _collection(address, indexes, prepared=bool(rows))
+    if rows:
+        yield _clock(int(rows[0]["now"]) / 1_000 - time.time())
+
+
+def _server(version: str) -> Finding:
+    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+    if not numbers:
+        return Finding(
+            check="server",
+            level="warning",
+            detail="the server does not report its version",
+            advice="Make sure that it is MongoDB 4.2 or newer.",
+        )
+    if numbers < MIN_VERSION:
+        return Finding(
+            check="server",
+            level="problem",
+            detail=f"MongoDB {version} is too old",
+            advice="Use MongoDB 4.2 or newer.",
+        )
+    return Finding(check="server", level="ok", detail=f"MongoDB {version}")
+
+
+def _topology(deployment: Deployment) -> Finding:
+    if not deployment.writable:
+        return Finding(
+            check="topology",
+            level="problem",
+            detail="the server is not the primary of its replica set",
+            advice="Name all members in the URL, without directConnection=true: the driver then finds the primary.",
+        )
+    if deployment.sharded:
+        return Finding(check="topology", level="ok", detail="a sharded cluster")
+    if deployment.set_name:
+        return Finding(check="topology", level="ok", detail=f"the primary of the replica set {deployment.set_name!r}")
+    return Finding(
+        check="topology",
+        level="warning",
+        detail="a standalone server: while it is down no lock can be acquired or renewed, and waiters poll",
+        advice="Use a replica set of three members where that matters.",
+    )
+
+
+def _durability(deployment: Deployment) -> Finding:
+    written = "a majority of the members has" if deployment.has_change_streams else "the server has"
+    return Finding(
+        check="durability",
+        level="ok",
+        detail=f"a write is answered when {written} it in the journal (w: majority, j: true), whatever the URL says",
+    )
+
+
+def _wake_up(deployment: Deployment) -> Finding:
+    if deployment.has_change_streams:
+        return Finding(check="wake-up", level="ok", detail="waiters are notified by a change stream")
+    return Finding(
+        check="wake-up",
+        level="warning",
+        detail="there are no change streams without a replica set: waiters poll",
+        advice="Make it a replica set, also of one member: rs.initiate().",
+    )
+
+
+def _collection(address: MongoAddress, indexes: Any, *, prepared: bool) -> Finding:
+    name = f"{address.database}.{address.collection}"
+    ttl = [one for one, index in indexes.items() if "expireAfterSeconds" in index]
+    if ttl:
+        return Finding(
+            check="collection",
+            level="problem",
+            detail=f"{name} has a TTL index ({', '.join(ttl)}): the server deletes records by itself, and with them "
+            "locks that are held, and fences",
+            advice=f"Drop it: db.{address.collection}.dropIndex({ttl[0]!r}).",
+        )
+    if DUE_INDEX not in indexes or not prepared:
+        return Finding(
+            check="collection",
+            level="warning",
+            detail=f"{name} has no index {DUE_INDEX}, or not the document that the time is read with",
+            advice="The next client that opens the store creates both; its user needs the role readWrite.",
+        )
+    return Finding(check="collection", level="ok", detail=f"{name} has its index")
+
+
+def _clock(difference: float) -> Finding:
+    if abs(difference) <= MAX_CLOCK_DIFFERENCE:
+        return Finding(check="clock", level="ok", detail="the server's clock and this host's are about the same")
+    ahead = "ahead of" if difference > 0 else "behind"
+    return Finding(
+        check="clock",
+        level="warning",
+        detail=f"the server's clock is {abs(difference):.0f} s {ahead} this host's",
+        advice="Locks go by the server's clock alone, so nothing is wrong with them. Synchronise the clocks of the "
+        "members with each other: after a failover, the clock of the new primary counts.",
+    )
