@@ -21,7 +21,7 @@ def test_an_unknown_scheme_says_what_is_known_and_how_to_write_it():
         open_store("carrier://pigeon", namespace="default")
 
 
-@pytest.mark.parametrize("scheme", ["mongodb", "mongodb+srv", "dynamodb", "mssql", "MongoDB"])
+@pytest.mark.parametrize("scheme", ["cassandra", "cassandra+tls", "dynamodb", "mssql", "Cassandra"])
 def test_a_scheme_that_no_store_has_is_refused_with_those_that_are_known(scheme):
     with pytest.raises(StoreNotInstalled, match=r"is not known\. Known schemes are .*sqlite") as caught:
         open_store(f"{scheme}://user:{SECRET}@host/db", namespace="default")
@@ -98,12 +98,12 @@ def test_a_store_of_another_package_is_found_by_its_entry_point(monkeypatch):
 
 
 def test_a_store_of_another_package_whose_driver_is_missing_says_what_to_install(monkeypatch):
-    point = EntryPoint("mongodb", "no_such_driver:open_mongodb", stores.GROUP)
-    monkeypatch.setattr(stores, "entry_points", lambda group, name="mongodb": [point] if name == "mongodb" else [])
+    point = EntryPoint("cassandra", "no_such_driver:open_cassandra", stores.GROUP)
+    monkeypatch.setattr(stores, "entry_points", lambda group, name="cassandra": [point] if name == "cassandra" else [])
     with pytest.raises(
-        StoreNotInstalled, match=r"no_such_driver.*Install the packages that 'no_such_driver:open_mongodb' needs"
+        StoreNotInstalled, match=r"no_such_driver.*Install the packages that 'no_such_driver:open_cassandra' needs"
     ):
-        open_store("mongodb://host", namespace="default")
+        open_store("cassandra://host", namespace="default")
 
 
 @pytest.mark.parametrize(
@@ -116,6 +116,8 @@ def test_a_store_of_another_package_whose_driver_is_missing_says_what_to_install
         ("redis", "redis", "redis"),
         ("rediss", "redis", "redis"),
         ("valkey", "redis", "redis"),
+        ("mongodb", "pymongo", "mongodb"),
+        ("mongodb+srv", "pymongo", "mongodb"),
         ("valkeys", "redis", "redis"),
     ],
 )

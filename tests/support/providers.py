@@ -42,6 +42,8 @@ class Provider:
     """Whether other processes can open the same store."""
     notices: bool = False
     """Whether the store detects that a hint reached no receiver."""
+    only_in: tuple[str, ...] = ()
+    """The tests for all stores that are run on this one, by the beginnings of their paths; empty: all of them."""
 
 
 def _dump_memory(url: str, namespace: str) -> dict[str, LockRecord]:
@@ -214,6 +216,15 @@ def _plant_mongodb(url: str, namespace: str, kind: str, key: str, text: str) -> 
         collection.replace_one({"_id": layout.id(CasName(kind, key))}, document, upsert=True)
 
 
+MONGODB_TESTS = (
+    "tests/stores/",
+    "tests/state/test_state.py",
+    "tests/locks/test_lost_replies.py",
+    "tests/locks/test_named_leases.py",
+    "tests/locks/test_run_locks.py",
+)
+"""The stand-in for MongoDB is slow, and it has no workflows: tests of the client's parts are run on other stores."""
+
 PROVIDERS = {
     provider.name: provider
     for provider in (
@@ -252,6 +263,7 @@ PROVIDERS = {
             lambda url, namespace, kind, key, text: _plant_mongodb(url, namespace, RECORDS + kind, key, text),
             lambda url, namespace, key, text: _plant_mongodb(url, namespace, LOCKS, key, text),
             processes=True,
+            only_in=MONGODB_TESTS,
         ),
     )
 }
@@ -260,6 +272,12 @@ REDISES = [PROVIDERS["valkey"], PROVIDERS["redis"]]
 
 def names() -> list[str]:
     return list(PROVIDERS)
+
+
+def is_wanted(provider: object, path: str) -> bool:
+    """Whether a test in this file is run on this provider, given by itself or by its name; True for anything else."""
+    known = PROVIDERS.get(provider) if isinstance(provider, str) else provider
+    return not isinstance(known, Provider) or not known.only_in or path.startswith(known.only_in)
 
 
 def url(name: str, folder: Path) -> str:

