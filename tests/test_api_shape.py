@@ -49,7 +49,7 @@ SUBPACKAGES = {
     ],
     "holdfast.fencing": [
         "AsyncFencedScript", "Fenced", "FencedScript", "fenced_read", "fenced_replace", "fenced_set",
-        "fenced_set_async", "guard", "guard_async",
+        "fenced_set_async", "fenced_update", "fenced_update_async", "guard", "guard_async",
     ],
 }  # fmt: skip
 
@@ -201,12 +201,14 @@ def test_both_listings_have_the_same_words(kind):
 def test_the_fences_are_these():
     assert sorted(holdfast.fencing.__all__) == [
         "AsyncFencedScript", "Fenced", "FencedScript", "fenced_read", "fenced_replace", "fenced_set",
-        "fenced_set_async", "guard", "guard_async",
+        "fenced_set_async", "fenced_update", "fenced_update_async", "guard", "guard_async",
     ]  # fmt: skip
     for guard in (holdfast.fencing.guard, holdfast.fencing.guard_async):
         assert bare(guard) == "(connection, resource, lease_or_token)"
     for fenced_set in (holdfast.fencing.fenced_set, holdfast.fencing.fenced_set_async):
         assert bare(fenced_set) == "(client, name, value, lease_or_token, *, ex=None, keepttl=False)"
+    for update in (holdfast.fencing.fenced_update, holdfast.fencing.fenced_update_async):
+        assert bare(update) == "(collection, filter, update, lease_or_token, *, resource=None)"
     for script in (holdfast.fencing.FencedScript, holdfast.fencing.AsyncFencedScript):
         assert bare(script.__init__) == "(self, client, source)"
         assert bare(script.__call__) == "(self, resource, lease_or_token, *, keys=(), args=())"
