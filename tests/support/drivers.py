@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from datetime import UTC
 
 import botocore.exceptions
 import psycopg
+import pymongo
+import pymongo.errors
+import pymysql
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from holdfast.stores.dynamodb.address import address_of_url
+from holdfast.stores.sql.address import parse
 
 
 class PostgresSession:
@@ -43,6 +48,8 @@ class PostgresSession:
     def close(self) -> None:
         self._connection.close()
 
+    reconnects = False
+    """Whether the driver notices a cut connection before it sends a request, and opens another one."""
     adding = b"/* add */"
     """Bytes that occur in a request to add, and in no other request."""
 
@@ -75,6 +82,7 @@ class RedisSession:
     def close(self) -> None:
         self._client.close()
 
+    reconnects = False
     adding = b"INCR"
 
 
@@ -114,8 +122,84 @@ class DynamoSession:
     def close(self) -> None:
         self._client.close()
 
+    adding = b"UpdateItem"
 
-SESSIONS = {"postgres": PostgresSession, "valkey": RedisSession, "redis": RedisSession, "dynamodb": DynamoSession}
+
+class MongoSession:
+    """A client with one connection, and a counter in a document. No request is sent twice."""
+
+    errors = (pymongo.errors.PyMongoError,)
+
+    def __init__(self, url: str) -> None:
+        once = {"retryWrites": False, "retryReads": False, "maxPoolSize": 1}
+        self._client = pymongo.MongoClient(url, **once, serverSelectionTimeoutMS=5_000, socketTimeoutMS=5_000)
+        self._counters = self._client["drivers"]["counters"]
+
+    def add(self) -> None:
+        self._counters.update_one({"_id": "counter"}, {"$inc": {"n": 1}}, upsert=True)
+
+    def value(self) -> int:
+        return (self._counters.find_one({"_id": "counter"}) or {"n": 0})["n"]
+
+    def version(self) -> str:
+        return self._client.server_info()["secantusVersion"]
+
+    def now(self) -> float:
+        return self._client.admin.command("hello")["localTime"].replace(tzinfo=UTC).timestamp()
+
+    def close(self) -> None:
+        self._client.close()
+
+    reconnects = True
+    adding = b"$inc"
+
+
+class MariaDbSession:
+    """One connection, and a counter in a table."""
+
+    errors = (pymysql.MySQLError,)
+    reconnects = False
+    adding = b"/* add */"
+
+    def __init__(self, url: str) -> None:
+        options = parse(url).dialect._options
+        self._connection = pymysql.connect(**options, autocommit=True, connect_timeout=10, read_timeout=10)
+        self._ask("CREATE TABLE IF NOT EXISTS counter (id INT PRIMARY KEY, n INT) ENGINE=InnoDB")
+
+    def _ask(self, statement: str):
+        with self._connection.cursor() as cursor:
+            cursor.execute(statement)
+            return cursor.fetchone()
+
+    def add(self) -> None:
+        self._ask("INSERT INTO counter VALUES (1, 1) /* add */ ON DUPLICATE KEY UPDATE n = n + 1")
+
+    def value(self) -> int:
+        row = self._ask("SELECT n FROM counter")
+        return row[0] if row else 0
+
+    def version(self) -> str:
+        return self._ask("SELECT VERSION()")[0].partition("-")[0]
+
+    def setting(self, name: str) -> str:
+        return str(self._ask(f"SELECT @@{name.replace('-', '_')}")[0])
+
+    def now(self) -> float:
+        return float(self._ask("SELECT UNIX_TIMESTAMP(UTC_TIMESTAMP(6))")[0])
+
+    def close(self) -> None:
+        if self._connection.open:
+            self._connection._force_close()
+
+
+SESSIONS = {
+    "postgres": PostgresSession,
+    "valkey": RedisSession,
+    "redis": RedisSession,
+    "mariadb": MariaDbSession,
+    "mongodb": MongoSession,
+    "dynamodb": DynamoSession,
+}
 
 
 @contextmanager

