@@ -76,7 +76,7 @@ SQL = [
         (on_mariadb("the lease of the worker ends"),),
     ),
     Mutant(
-        "an old decision is written",
+        "an old decision is written to a relational store",
         WRITING,
         "        if check_age:\n",
         "        if False:\n",
@@ -111,7 +111,7 @@ SQL = [
         (WITHIN + "test_a_start_sees_what_was_committed_after_the_snapshot_of_the_transaction",),
     ),
     Mutant(
-        "the clock is read before the records",
+        "a relational store reads the clock before the records",
         READING,
         RECORDS + CLOCK,
         CLOCK + RECORDS,

