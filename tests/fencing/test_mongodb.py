@@ -1,4 +1,4 @@
-"""`fenced_update` on MongoDB: the token is checked, and its floor stored, in the operation that updates the document."""
+"""`fenced_update` on MongoDB: the token is checked and its floor stored in the operation that updates the document."""
 
 from __future__ import annotations
 
