@@ -49,7 +49,8 @@ SUBPACKAGES = {
     ],
     "holdfast.fencing": [
         "AsyncFencedScript", "FenceCondition", "Fenced", "FencedScript", "fence_condition", "fenced_get", "fenced_put",
-        "fenced_read", "fenced_replace", "fenced_set", "fenced_set_async", "guard", "guard_async",
+        "fenced_read", "fenced_replace", "fenced_set", "fenced_set_async", "fenced_update", "fenced_update_async",
+        "guard", "guard_async",
     ],
 }  # fmt: skip
 
@@ -201,7 +202,8 @@ def test_both_listings_have_the_same_words(kind):
 def test_the_fences_are_these():
     assert sorted(holdfast.fencing.__all__) == [
         "AsyncFencedScript", "FenceCondition", "Fenced", "FencedScript", "fence_condition", "fenced_get", "fenced_put",
-        "fenced_read", "fenced_replace", "fenced_set", "fenced_set_async", "guard", "guard_async",
+        "fenced_read", "fenced_replace", "fenced_set", "fenced_set_async", "fenced_update", "fenced_update_async",
+        "guard", "guard_async",
     ]  # fmt: skip
     for guard in (holdfast.fencing.guard, holdfast.fencing.guard_async):
         assert bare(guard) == "(connection, resource, lease_or_token)"
@@ -210,6 +212,8 @@ def test_the_fences_are_these():
     assert bare(holdfast.fencing.fenced_put) == "(table, item, lease_or_token)"
     assert bare(holdfast.fencing.fenced_get) == "(table, key, lease_or_token)"
     assert bare(holdfast.fencing.fence_condition) == "(lease_or_token)"
+    for update in (holdfast.fencing.fenced_update, holdfast.fencing.fenced_update_async):
+        assert bare(update) == "(collection, filter, update, lease_or_token, *, resource=None)"
     for script in (holdfast.fencing.FencedScript, holdfast.fencing.AsyncFencedScript):
         assert bare(script.__init__) == "(self, client, source)"
         assert bare(script.__call__) == "(self, resource, lease_or_token, *, keys=(), args=())"

@@ -116,6 +116,8 @@ def test_a_store_of_another_package_whose_driver_is_missing_says_what_to_install
         ("redis", "redis", "redis"),
         ("rediss", "redis", "redis"),
         ("valkey", "redis", "redis"),
+        ("mongodb", "pymongo", "mongodb"),
+        ("mongodb+srv", "pymongo", "mongodb"),
         ("valkeys", "redis", "redis"),
     ],
 )

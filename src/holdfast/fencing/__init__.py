@@ -2,16 +2,17 @@
 
 A lock excludes others for a time; a process that was paused past the end of its lease does not know that. Its token
 shows it. `guard` (and `guard_async`) checks the token within the database transaction that writes, `fenced_replace` in
-the same step in which a file is replaced, `fenced_set` and `FencedScript` in one atomic step on Redis, `fenced_put` in
-the condition of a write on DynamoDB: a token at or above the highest floor that was ever seen there is accepted, and
-every older token raises `StaleToken` before anything is written. Values that are read in order to be changed must be
-read behind the fence, too: after `guard` in the same transaction, with `fenced_read` or `fenced_get`, or by a fenced
-script.
+the same step in which a file is replaced, `fenced_set` and `FencedScript` in one atomic step on Redis, `fenced_update`
+in one update of a document of MongoDB, `fenced_put` in the condition of a write on DynamoDB. A token at or above the
+highest floor that was ever seen there is accepted, and every older token raises `StaleToken` before anything is
+written. Values that are read in order to be changed must be read behind the fence, too: after `guard` in the same
+transaction, with `fenced_read` or `fenced_get`, by a fenced script, or after an empty `fenced_update`.
 """
 
 from .dynamodb import FenceCondition, fence_condition, fenced_get, fenced_put
 from .files import fenced_read, fenced_replace
 from .guards import guard, guard_async
+from .mongodb import fenced_update, fenced_update_async
 from .redis import AsyncFencedScript, FencedScript, fenced_set, fenced_set_async
 from .tokens import Fenced
 
@@ -27,6 +28,8 @@ __all__ = [
     "fenced_replace",
     "fenced_set",
     "fenced_set_async",
+    "fenced_update",
+    "fenced_update_async",
     "guard",
     "guard_async",
 ]

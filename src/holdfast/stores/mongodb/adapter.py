@@ -7,19 +7,19 @@ duplicate key: so the server reports each lost race by itself, not only how many
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import pymongo.errors
 from pymongo import DeleteOne, ReplaceOne
-from pymongo.collection import Collection
 
-from ...errors import StoreError, StoreUnavailable
+from ...errors import StoreError
 from ...platform import elapsed
 from ..cas_adapter import RECORDS, CasName, CasRead, CasWrite, StampedText
 from ..common import end_of_prefix
-from .errors import LOST_RACES, refused_write, store_error
+from .client import SharedClient
+from .errors import LOST_RACES, refused_write
 from .layout import CLOCK_ID, Document, MongoLayout
 
 STEP = 1_000
@@ -32,8 +32,8 @@ Results = dict[int, bool | None]
 class MongoAdapter:
     """One namespace of a collection. The driver's pool opens a connection for each thread that sends a request."""
 
-    def __init__(self, collection: Collection[Document], layout: MongoLayout, place: str) -> None:
-        self._collection, self._layout, self._place = collection, layout, place
+    def __init__(self, shared: SharedClient, layout: MongoLayout) -> None:
+        self._shared, self._layout = shared, layout
 
     # -- reading ---------------------------------------------------------------------------------------------
 
@@ -47,9 +47,9 @@ class MongoAdapter:
         ids = {self._layout.id(name): name for name in names}
         while True:
             sent = elapsed()
-            with mapped(self._place, writing=False):
+            with self._shared.request(writing=False) as collection:
                 rows = list(
-                    self._collection.aggregate(
+                    collection.aggregate(
                         [
                             {"$match": {"_id": {"$in": [CLOCK_ID, *ids]}}},
                             {"$project": {"record": 1, "stamp": 1, "at": 1, "now": {"$toLong": "$$NOW"}}},
@@ -60,7 +60,7 @@ class MongoAdapter:
             took = elapsed() - sent
             if rows:
                 break
-            add_clock(self._collection, self._place)
+            add_clock(self._shared)
         found = {ids[row["_id"]]: _stamped(row) for row in rows if row["_id"] in ids}
         begun = int(rows[0]["now"]) * STEP
         latest = max((row.get("at") or 0 for row in rows if isinstance(row.get("at"), int)), default=0)
@@ -71,16 +71,16 @@ class MongoAdapter:
         head = self._layout.head(kind)
         first = {"$gte": head + prefix} if after < prefix or not after else {"$gt": head + after}
         wanted = {"_id": {**first, "$lt": end_of_prefix(head + prefix)}}
-        with mapped(self._place, writing=False):
-            rows = self._collection.find(wanted, {"_id": 1}).sort("_id", 1).limit(limit).batch_size(limit)
+        with self._shared.request(writing=False) as collection:
+            rows = collection.find(wanted, {"_id": 1}).sort("_id", 1).limit(limit).batch_size(limit)
             return [row["_id"][len(head) :] for row in rows]
 
     def due(self, kind: str, *, until: int, limit: int) -> list[tuple[int, str]]:
         """The first records that are due, by the index of `due_of` and `due_at`."""
         head = self._layout.head(kind)
         wanted = {"due_of": head, "due_at": {"$lte": until}}
-        with mapped(self._place, writing=False):
-            rows = self._collection.find(wanted, {"due_at": 1}).sort([("due_at", 1), ("_id", 1)]).limit(limit)
+        with self._shared.request(writing=False) as collection:
+            rows = collection.find(wanted, {"due_at": 1}).sort([("due_at", 1), ("_id", 1)]).limit(limit)
             return [(int(row["due_at"]), row["_id"][len(head) :]) for row in rows]
 
     # -- writing ---------------------------------------------------------------------------------------------
@@ -129,39 +129,25 @@ class MongoAdapter:
 
     def _bulk(self, requests: Sequence[Any]) -> dict[str, Any]:
         """The reply to a request; a lost race is not an error."""
-        with mapped(self._place, writing=True):
+        with self._shared.request(writing=True) as collection:
             try:
-                reply: dict[str, Any] = self._collection.bulk_write(requests, ordered=False).bulk_api_result
+                reply: dict[str, Any] = collection.bulk_write(requests, ordered=False).bulk_api_result
             except pymongo.errors.BulkWriteError as error:
                 reply = dict(error.details)
                 failures = [one for one in reply["writeErrors"] if one.get("code") not in LOST_RACES]
                 if failures:
                     written = len(failures) < len(requests)
-                    raise refused_write(failures, self._place, others_written=written) from error
+                    raise refused_write(failures, self._shared.address.name, others_written=written) from error
         return reply
 
     def close(self) -> None:
         """Nothing to close: the connections belong to the store's client."""
 
 
-def add_clock(collection: Collection[Document], place: str) -> None:
+def add_clock(shared: SharedClient) -> None:
     """Add the document that the time is read with, if it is missing."""
-    with mapped(place, writing=False):
-        try:
-            collection.insert_one({"_id": CLOCK_ID})
-        except pymongo.errors.DuplicateKeyError:
-            return
-
-
-@contextmanager
-def mapped(place: str, *, writing: bool) -> Iterator[None]:
-    """Raise the errors of Holdfast for those of the driver."""
-    try:
-        yield
-    except pymongo.errors.PyMongoError as error:
-        raise store_error(error, place, writing=writing) from error
-    except OSError as error:
-        raise StoreUnavailable(f"the connection to {place} failed ({error})", ambiguous=writing) from error
+    with shared.request(writing=False) as collection, suppress(pymongo.errors.DuplicateKeyError):
+        collection.insert_one({"_id": CLOCK_ID})
 
 
 def _each(count: int, total: int) -> bool | None:

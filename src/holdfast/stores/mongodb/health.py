@@ -7,13 +7,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
-from pymongo import MongoClient
 
 from ...errors import StoreError
 from ..contract import Finding
-from .adapter import mapped
 from .address import MongoAddress
-from .layout import CLOCK_ID, DUE_INDEX, Document
+from .client import SharedClient
+from .layout import CLOCK_ID, DUE_INDEX
 
 MIN_VERSION = (4, 2)
 MAX_CLOCK_DIFFERENCE = 5.0
@@ -26,7 +25,6 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     set_name: str
     sharded: bool
     writable: bool
-    version: str = ""
 
     @property
     def has_change_streams(self) -> bool:
@@ -34,10 +32,10 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.set_name) or self.sharded
 
 
-def deployment_of(client: MongoClient[Document], place: str) -> Deployment:
+def deployment_of(shared: SharedClient) -> Deployment:
     """Ask the server."""
-    with mapped(place, writing=False):
-        hello: dict[str, Any] = client.admin.command("hello")
+    with shared.request(writing=False) as collection:
+        hello: dict[str, Any] = collection.database.command("hello")
     return Deployment(
         set_name=str(hello.get("setName", "")),
         sharded=hello.get("msg") == "isdbgrid",
@@ -47,9 +45,9 @@ def deployment_of(client: MongoClient[Document], place: str) -> Deployment:
 
 def diagnose(address: MongoAddress) -> tuple[Finding, ...]:
     """All findings about the deployment, in a fixed order."""
+    shared = SharedClient(address)
     try:
-        with address.open_client() as client:
-            return tuple(_findings(address, client))
+        return tuple(_findings(address, shared))
     except StoreError as error:
         return (
             Finding(
@@ -59,13 +57,14 @@ def diagnose(address: MongoAddress) -> tuple[Finding, ...]:
                 advice="The other checks need the server: fix this first.",
             ),
         )
+    finally:
+        shared.close()
 
 
-def _findings(address: MongoAddress, client: MongoClient[Document]) -> Iterator[Finding]:
-    deployment = deployment_of(client, address.name)
-    with mapped(address.name, writing=False):
-        version = str(client.server_info().get("version", ""))
-        collection = address.collection_of(client)
+def _findings(address: MongoAddress, shared: SharedClient) -> Iterator[Finding]:
+    deployment = deployment_of(shared)
+    with shared.request(writing=False) as collection:
+        version = str(collection.database.command("buildInfo").get("version", ""))
         indexes = collection.index_information()
         rows = list(collection.aggregate([{"$match": {"_id": CLOCK_ID}}, {"$project": {"now": {"$toLong": "$$NOW"}}}]))
     yield _server(version)

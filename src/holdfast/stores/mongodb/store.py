@@ -12,17 +12,15 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from pymongo import MongoClient
-from pymongo.collection import Collection as MongoCollection
-
-from ...errors import StoreError, StoreUnusable
+from ...errors import StoreError
 from ..cas import CasStore
 from ..cas_adapter import CasAdapter, CasServiceBase, CasSubscription
 from ..contract import Capabilities, Clock, Finding
 from . import health
-from .adapter import STEP, MongoAdapter, add_clock, mapped
+from .adapter import STEP, MongoAdapter, add_clock
 from .address import MongoAddress, address_of_client, address_of_url
-from .layout import CLOCK_ID, DUE_FIELDS, DUE_INDEX, DUE_ONLY, Document, MongoLayout
+from .client import SharedClient
+from .layout import CLOCK_ID, DUE_FIELDS, DUE_INDEX, DUE_ONLY, MongoLayout
 from .watch import MongoSubscription
 
 if TYPE_CHECKING:
@@ -45,14 +43,17 @@ def adopt_mongodb(handle: Any, *, namespace: str, clock: Clock, options: Mapping
 
 def unready(url: str) -> str | None:
     """Why opening this URL would change the database; None where it would not."""
-    address = address_of_url(url)
-    with address.open_client() as client, mapped(address.name, writing=False):
-        collection = address.collection_of(client)
-        if DUE_INDEX in collection.index_information() and collection.find_one({"_id": CLOCK_ID}):
-            return None
+    shared = SharedClient(address_of_url(url))
+    try:
+        with shared.request(writing=False) as collection:
+            if DUE_INDEX in collection.index_information() and collection.find_one({"_id": CLOCK_ID}):
+                return None
+            name = collection.full_name
+    finally:
+        shared.close()
     return (
-        f"the collection {address.database}.{address.collection} is not prepared: no client has used it yet. Check the "
-        "URL, its database and its ?collection=. The first client that opens the store prepares it."
+        f"the collection {name} is not prepared: no client has used it yet. Check the URL, its database and its "
+        "?collection=. The first client that opens the store prepares it."
     )
 
 
@@ -66,10 +67,10 @@ class MongoService(CasServiceBase):
         self.identity = f"{address.name}#{namespace}"
         self._address, self._namespace = address, namespace
         self._layout = MongoLayout(namespace)
-        self._lock = threading.Lock()
-        self._client: MongoClient[Document] | None = None
+        self._shared = SharedClient(address)
+        self._preparing = threading.Lock()
         self._deployment: health.Deployment | None = None
-        self._closed = False
+        self._asked = False
 
     def __repr__(self) -> str:
         return f"<MongoService {self.identity}>"
@@ -77,22 +78,21 @@ class MongoService(CasServiceBase):
     @property
     def capabilities(self) -> Capabilities:
         """What this store can promise. Whether there are change streams is known after the first connection."""
-        if self._deployment is None and not self._closed:
+        if self._deployment is None and not self._asked:
+            self._asked = True  # a server that does not answer delays no second caller
             with suppress(StoreError):
-                self._prepared()
+                self._prepare()
         notifies = self._deployment is not None and self._deployment.has_change_streams
         return Capabilities(durable=True, shared=True, server_clock=True, notifies=notifies, clock_step=STEP)
 
     def connect(self) -> CasAdapter:
         """Open a connection; the first one creates the index."""
-        return MongoAdapter(self._prepared(), self._layout, self._address.name)
+        self._prepare()
+        return MongoAdapter(self._shared, self._layout)
 
     def watch(self, notified: Callable[[Collection[str] | None], None]) -> CasSubscription | None:
         """Open a change stream, where the deployment has them."""
-        collection = self._prepared()
-        if self._deployment is None or not self._deployment.has_change_streams:
-            return None
-        return MongoSubscription(collection, notified)
+        return MongoSubscription(self._shared, notified) if self._prepare().has_change_streams else None
 
     def diagnose(self) -> tuple[Finding, ...]:
         """Check the server, the collection and its index."""
@@ -104,32 +104,18 @@ class MongoService(CasServiceBase):
 
     def close(self) -> None:
         """Close all connections."""
-        with self._lock:
-            self._closed = True
-            client, self._client = self._client, None
-        if client is not None:
-            client.close()
+        self._shared.close()
 
-    def _prepared(self) -> MongoCollection[Document]:
-        """The collection, with its index and its clock."""
-        with self._lock:
-            if self._closed:
-                raise StoreUnusable(f"the store {self.url} is closed. Open a new one.")
-            if self._client is None:
-                with mapped(self._address.name, writing=False):
-                    self._client = self._address.open_client()
-            collection = self._address.collection_of(self._client)
+    def _prepare(self) -> health.Deployment:
+        """Create what is missing, once. A user that may not create an index can use a collection that has it."""
+        with self._preparing:
             if self._deployment is None:
-                deployment = health.deployment_of(self._client, self._address.name)
-                _prepare(collection, self._address.name)
+                deployment = health.deployment_of(self._shared)
+                with self._shared.request(writing=False) as collection:
+                    if DUE_INDEX not in collection.index_information():
+                        collection.create_index(DUE_FIELDS, name=DUE_INDEX, partialFilterExpression=DUE_ONLY)
+                    clock = collection.find_one({"_id": CLOCK_ID})
+                if clock is None:
+                    add_clock(self._shared)
                 self._deployment = deployment
-            return collection
-
-
-def _prepare(collection: MongoCollection[Document], place: str) -> None:
-    """Create what is missing. A user that may not create an index can use a collection that has it."""
-    with mapped(place, writing=False):
-        if DUE_INDEX not in collection.index_information():
-            collection.create_index(DUE_FIELDS, name=DUE_INDEX, partialFilterExpression=DUE_ONLY)
-        if collection.find_one({"_id": CLOCK_ID}) is None:
-            add_clock(collection, place)
+            return self._deployment

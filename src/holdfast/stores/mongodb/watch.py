@@ -12,9 +12,8 @@ import random
 import threading
 from collections.abc import Callable, Collection
 
-from pymongo.collection import Collection as MongoCollection
-
 from ...platform import start_thread
+from .client import SharedClient
 from .layout import Document
 
 AWAIT_MS = 500
@@ -29,11 +28,9 @@ log = logging.getLogger("holdfast.stores")
 class MongoSubscription:
     """A change stream in a thread of its own."""
 
-    def __init__(
-        self, collection: MongoCollection[Document], notified: Callable[[Collection[str] | None], None]
-    ) -> None:
+    def __init__(self, shared: SharedClient, notified: Callable[[Collection[str] | None], None]) -> None:
         self.live = False
-        self._collection, self._notified = collection, notified
+        self._shared, self._notified = shared, notified
         self._closed = threading.Event()
         self._thread: threading.Thread | None = threading.Thread(target=self._run, name="holdfast-wake", daemon=True)
         try:
@@ -71,7 +68,10 @@ class MongoSubscription:
             {"$match": {"operationType": {"$in": ["insert", "replace"]}, "fullDocument.woken.0": {"$exists": True}}},
             {"$project": {"fullDocument.woken": 1}},
         ]
-        with self._collection.watch(wanted, max_await_time_ms=AWAIT_MS) as stream:
+        with (
+            self._shared.request(writing=False) as collection,
+            collection.watch(wanted, max_await_time_ms=AWAIT_MS) as stream,
+        ):
             self.live = True
             self._notified(None)
             while not self._closed.is_set() and stream.alive:

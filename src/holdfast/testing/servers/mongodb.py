@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import struct
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -20,6 +21,10 @@ PACKAGE = "secantusdb"
 PROGRAM = "secantusd-py"
 VARIABLE = "HOLDFAST_TEST_MONGODB"
 _ANSWER_WITHIN = 0.3
+_HELLO = b"\x10hello\0\1\0\0\0\x02$db\0\6\0\0\0admin\0\0"
+"""The document `{hello: 1, $db: "admin"}`, without its length."""
+_GREETING = struct.pack("<iiiiibi", 25 + len(_HELLO), 1, 0, 2013, 0, 0, 4 + len(_HELLO)) + _HELLO
+"""The request with that document (OP_MSG), which every server answers."""
 
 
 class MongoDB(Server):
@@ -65,7 +70,8 @@ class MongoDB(Server):
     def _ready(self, pid: int) -> bool:
         del pid  # the port is reserved, so no other server answers there
         try:
-            socket.create_connection((self.host, self.port), _ANSWER_WITHIN).close()
+            with socket.create_connection((self.host, self.port), _ANSWER_WITHIN) as connection:
+                connection.sendall(_GREETING)
+                return bool(connection.recv(100))
         except OSError:
             return False
-        return True
