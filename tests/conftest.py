@@ -45,13 +45,23 @@ LONG = (
 """The slowest files run first, so that several workers end at about the same time."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Move the slowest files to the front; all other tests keep their order."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out stores on which a test is not run, and move the slowest files to the front."""
+    unwanted = {id(item) for item in items if not _is_wanted(item)}
+    if unwanted:
+        config.hook.pytest_deselected(items=[item for item in items if id(item) in unwanted])
+        items[:] = [item for item in items if id(item) not in unwanted]
 
     def place(item: pytest.Item) -> int:
         return next((n for n, name in enumerate(LONG) if item.nodeid.startswith(name)), len(LONG))
 
     items.sort(key=place)
+
+
+def _is_wanted(item: pytest.Item) -> bool:
+    callspec = getattr(item, "callspec", None)
+    given = {} if callspec is None else callspec.params
+    return all(providers.is_wanted(given.get(name), item.nodeid) for name in ("url", "provider"))
 
 
 _frozen_for = ""

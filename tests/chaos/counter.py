@@ -5,10 +5,13 @@ history: a lost update would be a missing line, a stale write a token lower than
 themselves (SIGSTOP) between reading and writing. They are continued after their lease has expired, and then write
 without checking the lease, sometimes while their successor has read but not yet written. Others kill themselves
 (SIGKILL) just before or just after the write. The campaign also kills and pauses workers at random moments.
+`--store mongodb` runs it on a server, and prints what a turn costs on a compare-and-swap store: round trips, and writes
+that were refused because another client was faster.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import random
 import secrets
@@ -16,18 +19,17 @@ import signal
 import sys
 import time
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from support.common import WAITING_LEASE, Crew, Journal, Report, Worker, claim, until
+from support.common import WAITING_LEASE, Crew, Journal, Report, Worker, claim, main, until
+from support.servers import real_servers
 
-import holdfast.runtime.base
 from holdfast import Client, LeaseLost, StaleToken, StoreUnavailable
 from holdfast.fencing import fenced_read, fenced_replace
 from holdfast.platform import elapsed
-from support import servers
 
 TTL = 1.0
 SPOTS = ("stop", "dawdle", "die-before", "die-after")
@@ -53,43 +55,14 @@ class Size:
 
 SMALL = Size(processes=4, increments=100, stops=2, crashes=1, kills=0, pauses=1, limit=60)
 FULL = Size(processes=8, increments=2_000, stops=30, crashes=10, kills=14, pauses=14, limit=600)
-SERVERS = {
-    SMALL: replace(SMALL, increments=60, stops=1),
-    FULL: replace(FULL, increments=1_600, stops=10, crashes=4, kills=6, pauses=6),
-}
-"""The sizes for servers: a turn takes longer there."""
-KINDS = ("mariadb", "mongodb", "dynamodb")
+SERVED = Size(processes=8, increments=1_600, stops=12, crashes=6, kills=6, pauses=6, limit=900)
+"""The full size on a server."""
 
 
 # -- a worker ---------------------------------------------------------------------------------------
 
 
-class Counted:
-    """Counts the round trips and lost races of all connections of this process, where the store counts them."""
-
-    def __init__(self) -> None:
-        self._connections: list[Any] = []
-        opening = holdfast.runtime.base.open_store
-
-        def opened(*args: Any, **options: Any) -> Any:
-            store = opening(*args, **options)
-            connect = store.connect
-
-            def connected(role: Any) -> Any:
-                self._connections.append(connect(role))
-                return self._connections[-1]
-
-            store.connect = connected
-            return store
-
-        holdfast.runtime.base.open_store = opened
-
-    def total(self, name: str) -> int:
-        return sum(getattr(one, name, 0) for one in self._connections)
-
-
 def work(job: dict[str, Any]) -> None:
-    counted = Counted()
     journal = Journal(job["journal"])
     chance = random.Random(job["seed"])
     with Client(job["url"], name=job["name"]) as hf:
@@ -97,18 +70,26 @@ def work(job: dict[str, Any]) -> None:
         journal.note("ready")
         more = True
         while more:
+            before = costs(hf)
             try:
                 with lock as lease:
                     journal.note("entered", token=lease.token)
                     more = increment(job, lease, journal, chance)
-                costs = {"trips": counted.total("trips"), "conflicts": counted.total("conflicts")}
-                journal.note("left", token=lease.token, **costs)
+                spent = [after - earlier for after, earlier in zip(costs(hf), before, strict=True)]
+                journal.note("left", token=lease.token, trips=spent[0], conflicts=spent[1])
             except StaleToken as error:
                 journal.note("refused", line=f"read with {error.offered}")
             except LeaseLost as error:
                 journal.note("lost", token=error.token)
             except StoreUnavailable as error:
                 journal.note("unavailable", error=str(error))
+
+
+def costs(hf: Client) -> tuple[int, int]:
+    """Round trips and conflicts of this client's connections so far; 0 on stores that do not count them."""
+    connections = [batcher._connection for batcher in hf.runtime.batchers.values()]
+    inner = [getattr(one, "_connection", one) for one in connections]
+    return sum(getattr(one, "trips", 0) for one in inner), sum(getattr(one, "conflicts", 0) for one in inner)
 
 
 def increment(job: dict[str, Any], lease: Any, journal: Journal, chance: random.Random) -> bool:
@@ -152,7 +133,7 @@ class Campaign:
     folder: Path
     crew: Crew
     report: Report
-    url: str
+    url: str = ""
     faults: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
@@ -161,7 +142,7 @@ class Campaign:
         self.path.write_text("")
         moments = chance.sample(range(2, size.increments - 1), size.stops + 2 * size.crashes)
         self.job = {
-            "url": self.url,
+            "url": self.url or f"sqlite:///{self.folder}/locks.db",
             "path": str(self.path),
             "ttl": TTL,
             "increments": size.increments,
@@ -280,15 +261,34 @@ def refusals(campaign: Campaign) -> dict[str, int]:
     }
 
 
-def prove(size: Size, seed: int, folder: Path, report: Report, place: servers.Place | None = None) -> None:
-    url = f"sqlite:///{folder}/locks.db" if place is None else place.url()
-    size = size if place is None else SERVERS[size]
+def prove(size: Size, seed: int, folder: Path, report: Report) -> None:
+    kind = store_option().parse_known_args()[0].store
+    if kind == "sqlite":
+        prove_on("", size, seed, folder, report)
+        return
+    with real_servers.server(kind) as server:
+        prove_on(server.url, SERVED if size is FULL else size, seed, folder, report)
+
+
+def store_option() -> argparse.ArgumentParser:
+    """The command line of this campaign."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--store", choices=["sqlite", *real_servers.KINDS], default="sqlite", help="where the lock is")
+    return parser
+
+
+def prove_on(url: str, size: Size, seed: int, folder: Path, report: Report) -> None:
+    """Run the campaign on one store; without a URL, on a SQLite file."""
     with Crew(__file__, folder) as crew:
-        campaign = Campaign(size, random.Random(seed), folder, crew, report, url)
+        campaign = Campaign(size, random.Random(seed), folder, crew, report, url=url)
         campaign.run()
         seen = check(campaign)
         with Client(campaign.job["url"]) as hf:  # a lease of a killed worker must expire
             hf.lock("counter", ttl=TTL).acquire(wait=WAITING_LEASE + 2 * TTL).release()
+        turns = crew.notes("left")
+        for what in ("trips", "conflicts"):
+            if any(turn[what] for turn in turns):
+                report.figure(f"{what} per turn", f"{sum(turn[what] for turn in turns) / len(turns):.2f}")
     crashes = 2 * size.crashes
     report.at_least("kills (-9)", campaign.faults["kills"], crashes + size.kills // 2)
     report.at_least("pauses past the lease, before the write", campaign.faults["stops"], size.stops)
@@ -297,14 +297,7 @@ def prove(size: Size, seed: int, folder: Path, report: Report, place: servers.Pl
     report.at_least("late writes refused by the fence", seen["late writes refused"], size.stops - size.stops // 2)
     report.at_least("losses reported by LeaseLost", seen["losses reported by LeaseLost"], size.stops // 2)
     report.figure("store unavailable", seen["store unavailable"])
-    if place is not None:
-        for name in ("trips", "conflicts"):
-            ends = [worker.notes("left")[-1] for worker in crew.workers if worker.notes("left")]
-            turns = sum(len(worker.notes("left")) for worker in crew.workers)
-            report.figure(f"{place.kind}: {name} per turn", round(sum(end[name] for end in ends) / max(1, turns), 2))
 
 
 if __name__ == "__main__":
-    servers.main(
-        sys.argv[0], prove, small=SMALL, full=FULL, work=work, kinds=KINDS, here=prove, small_kinds=("mariadb",)
-    )
+    main(sys.argv[0], prove, small=SMALL, full=FULL, work=work, parser=store_option())

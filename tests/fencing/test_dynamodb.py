@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import boto3
 import pytest
 from botocore.exceptions import ClientError
-from providers import dynamodb_client, dynamodb_url
+from providers import dynamodb_client, dynamodb_url, needs_refused_items
 from waiting import PATIENCE
 
 from holdfast import Client
@@ -22,7 +22,10 @@ T0 = 1_790_000_000_000_000
 @pytest.fixture(scope="module")
 def table():
     """A table of the user's own, as boto3 shows it."""
-    url = dynamodb_url("fenced", "")
+    url = dynamodb_url()
+    with Client(url) as hf:  # creates the table that the probe uses
+        hf.locks.list()
+    needs_refused_items(url)
     address = address_of_url(url)
     key, secret = address.credentials or (None, None)
     resource = boto3.resource(
@@ -184,7 +187,7 @@ def test_an_update_is_refused_by_its_condition(table, key):
 
 
 def test_a_transaction_of_the_low_level_client_is_refused_as_a_whole(table, key):
-    url = dynamodb_url("fenced", "")
+    url = dynamodb_url()
     put(table, key, T0, stock=5)
     with dynamodb_client(url) as (client, _):
         for token, refused in ((T0 + 1, False), (T0, True)):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 
-import providers
 import pytest
 from waiting import eventually
 
@@ -13,11 +12,6 @@ from holdfast.errors import InvalidDuration, InvalidKey, KindMismatch
 from holdfast.locks import AsyncNoopLeaseProvider, LeaseResult, NoopLeaseProvider, is_lease_provider
 
 KEY = "thread:abc"
-
-
-@pytest.fixture(params=providers.names(every=True))
-def url(request, tmp_path):
-    return providers.url(request.param, tmp_path)
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import pickle
 import threading
 from datetime import UTC, datetime, timedelta
 
-import providers
 import pytest
 from waiting import eventually
 
@@ -18,11 +17,6 @@ from holdfast.locks import RunLock
 from holdfast.runtime.notifier import Notifier
 
 RUN = ("import", "run-7")
-
-
-@pytest.fixture(params=providers.names(every=True))
-def url(request, tmp_path):
-    return providers.url(request.param, tmp_path)
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from .guards import GUARDS
 from .heartbeats import HELD
 from .limits import LIMITS
 from .local_queue import LOCAL_QUEUE
+from .mongodb import MONGODB
 from .offers import OF_CLIENTS, OF_SQLITE, OF_THE_RULES
 from .postgres import POSTGRES
 from .postgres_runs import POSTGRES_RUNS
@@ -46,6 +47,7 @@ MUTANTS = [
     *POSTGRES,
     *POSTGRES_RUNS,
     *REDIS,
+    *MONGODB,
     *EXECUTOR,
     *OF_RECORDS,
     *GUARDS,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from datetime import UTC, datetime, timedelta
 
-import providers
 import pytest
 
 from holdfast.commands import SwapSlot
@@ -18,11 +17,6 @@ HELD = AcquireAttempt(acquired=True, position=-1)
 
 def waiting(position):
     return AcquireAttempt(acquired=False, position=position)
-
-
-@pytest.fixture(params=providers.names(every=True))
-def url(request, tmp_path):
-    return providers.url(request.param, tmp_path)
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import threading
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-import providers
 import pytest
 from sync_async import on_a_loop
 
@@ -18,11 +17,6 @@ from holdfast.errors import InvalidKey, InvalidOption, InvalidValue, StoreUnavai
 from holdfast.rules.slot import WRITERS
 from holdfast.state.compare_and_swap import RESERVE_AFTER
 from holdfast.state.pending_writes import chains_of
-
-
-@pytest.fixture(params=providers.names(every=True))
-def url(request, tmp_path):
-    return providers.url(request.param, tmp_path)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import redis
-from providers import PROVIDERS, Provider, names, redis_layout
+from providers import PROVIDERS, Provider, redis_layout
 from tls import make_certificates
 
 from holdfast.stores import open_store
@@ -21,7 +21,7 @@ def clock() -> ManualClock:
     return ManualClock()
 
 
-@pytest.fixture(params=[PROVIDERS[name] for name in names()], ids=lambda provider: provider.name)
+@pytest.fixture(params=PROVIDERS.values(), ids=lambda provider: provider.name)
 def provider(request: pytest.FixtureRequest) -> Provider:
     return request.param
 

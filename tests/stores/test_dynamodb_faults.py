@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import real_servers
-from providers import dynamodb_url
+from providers import dynamodb_proxy, dynamodb_url
 from waiting import eventually
 
 from holdfast import Client
@@ -13,25 +13,20 @@ from holdfast.errors import StoreUnavailable
 from holdfast.rules import lock_outcomes as out
 from holdfast.rules.slot import SlotSeen, Swapped
 from holdfast.testing.builders import abandon, acquire, read, release, renew, swap, transfer, wait
-from holdfast.testing.proxy import Proxy
 from holdfast.testing.tally import Counted, SeeTally, add
 
 WEEKS = 30 * 86_400 * 1_000_000
 
 
 @pytest.fixture
-def proxy():
-    server = real_servers.shared("dynamodb")
-    with Proxy(server.host, server.port) as made:
-        yield made
+def direct():
+    return dynamodb_url()
 
 
 @pytest.fixture
-def direct():
-    url = dynamodb_url()
-    if "127.0.0.1" not in url:
-        pytest.skip("the proxy is for servers on this machine; HOLDFAST_TEST_DYNAMODB_URL names another one")
-    return url
+def proxy(direct):
+    with dynamodb_proxy(direct) as made:
+        yield made
 
 
 @pytest.fixture

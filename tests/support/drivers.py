@@ -122,6 +122,7 @@ class DynamoSession:
     def close(self) -> None:
         self._client.close()
 
+    reconnects = True
     adding = b"UpdateItem"
 
 

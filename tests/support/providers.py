@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 import psycopg
@@ -33,6 +34,8 @@ from holdfast.stores.sql.schema import version_of
 from holdfast.stores.sql.session import SqlSession
 from holdfast.stores.sql.tables import SqlTables
 from holdfast.stores.urls import with_options
+from holdfast.testing.ports import LOCALHOST
+from holdfast.testing.proxy import Proxy
 
 
 @dataclass(frozen=True)
@@ -50,8 +53,8 @@ class Provider:
     """Whether other processes can open the same store."""
     notices: bool = False
     """Whether the store detects that a hint reached no receiver."""
-    everywhere: bool = True
-    """Whether the tests of clients run on it too; else only the suites for stores and workflows, and `every`."""
+    only_in: tuple[str, ...] = ()
+    """The tests for all stores that are run on this one, by the beginnings of their paths; empty: all of them."""
 
 
 def _dump_memory(url: str, namespace: str) -> dict[str, LockRecord]:
@@ -259,6 +262,16 @@ def dynamodb_client(url: str):
         client.close()
 
 
+@contextmanager
+def dynamodb_proxy(url: str) -> Iterator[Proxy]:
+    """A proxy to the server of a URL, which must be on this machine."""
+    endpoint = urlsplit(dynamodb_address.address_of_url(url).endpoint or "")
+    if endpoint.hostname != LOCALHOST or endpoint.port is None:
+        pytest.skip(f"the proxy is for servers on this machine; {DYNAMODB} names another one")
+    with Proxy(endpoint.hostname, endpoint.port) as proxy:
+        yield proxy
+
+
 def _all_items(ask, **request) -> list[dict]:
     items, more = [], {}
     while True:
@@ -286,17 +299,32 @@ def _dump_dynamodb(url: str, namespace: str) -> dict[str, LockRecord]:
 
 
 def _plant_dynamodb(url: str, namespace: str, key: str, text: str, kind: str = "lock") -> None:
+    item = {
+        "pk": {"S": partition(namespace, kind)},
+        "sk": {"S": key},
+        "record": {"S": text},
+        "stamp": {"S": secrets.token_hex(12)},
+        "due_at": {"N": "1"},
+    }
     with dynamodb_client(url) as (client, table):
-        client.put_item(
-            TableName=table,
-            Item={
-                "pk": {"S": partition(namespace, kind)},
-                "sk": {"S": key},
-                "record": {"S": text},
-                "stamp": {"S": secrets.token_hex(12)},
-                "due_at": {"N": "1"},
-            },
-        )
+        try:
+            client.put_item(TableName=table, Item=item)
+        except client.exceptions.ClientError as error:
+            if text or "empty string" not in str(error):
+                raise
+            pytest.skip("this server itself refuses an empty text, as DynamoDB did before May 2020")
+
+
+def needs_refused_items(url: str) -> None:
+    """Skip a test if the server does not return the item that did not meet a condition, as DynamoDB did before 2023."""
+    _plant_dynamodb(url, "probe", "k", "{}")
+    with dynamodb_client(url) as (client, table):
+        key = {"pk": {"S": partition("probe", "lock")}, "sk": {"S": "k"}}
+        request = {"ConditionExpression": "attribute_not_exists(pk)", "ReturnValuesOnConditionCheckFailure": "ALL_OLD"}
+        with pytest.raises(client.exceptions.ConditionalCheckFailedException) as caught:
+            client.put_item(TableName=table, Item=key, **request)
+        if "Item" not in caught.value.response:
+            pytest.skip("this server does not know ReturnValuesOnConditionCheckFailure")
 
 
 def _plant_record_dynamodb(url: str, namespace: str, kind: str, key: str, text: str) -> None:
@@ -376,6 +404,16 @@ def _plant_mongodb(url: str, namespace: str, kind: str, key: str, text: str) -> 
         collection.replace_one({"_id": layout.id(CasName(kind, key))}, document, upsert=True)
 
 
+LOCKS_AND_STATE = (
+    "tests/stores/",
+    "tests/state/test_state.py",
+    "tests/locks/test_lost_replies.py",
+    "tests/locks/test_named_leases.py",
+    "tests/locks/test_run_locks.py",
+    "tests/cli/test_cli_doctor.py",
+)
+"""The stand-ins for MongoDB and DynamoDB are slow, and have no workflows: other tests of clients are left to others."""
+
 PROVIDERS = {
     provider.name: provider
     for provider in (
@@ -414,7 +452,7 @@ PROVIDERS = {
             _plant_record_sql,
             _plant_sql,
             processes=True,
-            everywhere=False,
+            only_in=(*LOCKS_AND_STATE, "tests/workflows/"),
         ),
         Provider(
             "dynamodb",
@@ -423,7 +461,7 @@ PROVIDERS = {
             _plant_record_dynamodb,
             _plant_dynamodb,
             processes=True,
-            everywhere=False,
+            only_in=(*LOCKS_AND_STATE, "tests/state/test_durable_locks.py"),
         ),
         Provider(
             "postgres_by_sql",
@@ -432,7 +470,7 @@ PROVIDERS = {
             _plant_record_sql,
             _plant_sql,
             processes=True,
-            everywhere=False,
+            only_in=(*LOCKS_AND_STATE, "tests/workflows/"),
         ),
         Provider(
             "mongodb",
@@ -441,7 +479,7 @@ PROVIDERS = {
             lambda url, namespace, kind, key, text: _plant_mongodb(url, namespace, RECORDS + kind, key, text),
             lambda url, namespace, key, text: _plant_mongodb(url, namespace, LOCKS, key, text),
             processes=True,
-            everywhere=False,
+            only_in=LOCKS_AND_STATE,
         ),
     )
 }
@@ -462,7 +500,7 @@ PROVIDERS |= {
         _plant_record_sql,
         _plant_sql,
         processes=True,
-        everywhere=False,
+        only_in=(*LOCKS_AND_STATE, "tests/workflows/"),
     )
     for name, variable in LIVE.items()
     if os.environ.get(variable)
@@ -470,9 +508,14 @@ PROVIDERS |= {
 REDISES = [PROVIDERS["valkey"], PROVIDERS["redis"]]
 
 
-def names(*, every: bool = False) -> list[str]:
-    """The stores on which the tests of clients run; all stores with `every`."""
-    return [name for name, provider in PROVIDERS.items() if every or provider.everywhere]
+def names() -> list[str]:
+    return list(PROVIDERS)
+
+
+def is_wanted(provider: object, path: str) -> bool:
+    """Whether a test in this file is run on this provider, given by itself or by its name; True for anything else."""
+    known = PROVIDERS.get(provider) if isinstance(provider, str) else provider
+    return not isinstance(known, Provider) or not known.only_in or path.startswith(known.only_in)
 
 
 def url(name: str, folder: Path) -> str:

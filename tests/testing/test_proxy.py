@@ -298,7 +298,7 @@ class Connections:
         return True
 
 
-@pytest.fixture(params=["postgres", "valkey", "redis"])  # the drivers with one connection for each session
+@pytest.fixture(params=list(real_servers.KINDS))
 def kind(request):
     return request.param
 

@@ -29,7 +29,7 @@ from support.common import Report
 
 SizeT = TypeVar("SizeT")
 KINDS = ("postgres", "valkey", "redis")
-"""The servers of most campaigns; `counter` and the suite for stores run on all others too."""
+"""Servers with workflows, whose protocols `Place.wire` knows. The counter campaign also runs on the others."""
 SMALL_KINDS = ("postgres", "valkey")
 
 FAST = {"Acquire": redis_fast.ACQUIRE, "Renew": redis_fast.RENEW, "Release": redis_fast.RELEASE}

@@ -24,6 +24,7 @@ from .layout import DUE, DUE_INDEX, PARTITION, SORT, STAMP, Item, item_key, item
 
 PARALLEL = 8
 """Requests of one connection that are under way at the same time."""
+AS_MANY_AS_THERE_ARE = 100_000
 KEYS_PER_READ = 100
 """Keys of one BatchGetItem, by DynamoDB's limit."""
 THROTTLED_SECONDS = 5.0
@@ -132,14 +133,23 @@ class DynamoConnection:
         return [key for key in found if key.startswith(prefix) and key > after][:limit]
 
     def due(self, kind: str, *, until: int, limit: int) -> list[tuple[int, str]]:
-        """Query the index, which may be a moment behind the table."""
+        """Query the index, which may be a moment behind the table.
+
+        Items with the same time have no order there. So if the page is full, all those with its last time are read.
+        """
+        found = self._due(kind, "<=", until, limit)
+        if len(found) == limit:
+            found |= self._due(kind, "=", max(found)[0], AS_MANY_AS_THERE_ARE)
+        return sorted(found)[:limit]
+
+    def _due(self, kind: str, comparison: str, moment: int, limit: int) -> set[tuple[int, str]]:
         items = self._usable().read_page(
             limit=limit,
             IndexName=DUE_INDEX,
-            KeyConditionExpression=f"{PARTITION} = :pk AND {DUE} <= :until",
-            ExpressionAttributeValues={":pk": {"S": partition(self._namespace, kind)}, ":until": {"N": str(until)}},
+            KeyConditionExpression=f"{PARTITION} = :pk AND {DUE} {comparison} :moment",
+            ExpressionAttributeValues={":pk": {"S": partition(self._namespace, kind)}, ":moment": {"N": str(moment)}},
         )
-        return [(int(item[DUE]["N"]), key_of(item)) for item in items]
+        return {(int(item[DUE]["N"]), key_of(item)) for item in items}
 
     def close(self) -> None:
         """End the threads. One that waits for a reply ends when it has it; a forked child has none of them."""

@@ -19,7 +19,7 @@ from ...validation import MICROSECONDS
 from ..contract import Clock
 from .address import DynamoAddress, Expiry
 from .connection import DynamoRequests, wait
-from .errors import CONDITION_FAILED, NO_TABLE, code_of, present_item, store_error
+from .errors import CONDITION_FAILED, NO_TABLE, code_of, store_error
 from .layout import PARTITION, SETTINGS_KEY, Item, definition
 
 DEFAULT_SKEW = 2 * MICROSECONDS
@@ -143,13 +143,11 @@ def _store_settings(requests: DynamoRequests, address: DynamoAddress) -> Item:
             TableName=address.table,
             Item=item,
             ConditionExpression=f"attribute_not_exists({PARTITION})",
-            ReturnValuesOnConditionCheckFailure="ALL_OLD",
         )
     except Exception as error:
-        found = present_item(error) if code_of(error) == CONDITION_FAILED else None
-        if found is None:
+        if code_of(error) != CONDITION_FAILED:
             raise _failure(error, requests.where) from error
-        return found  # type: ignore[no-any-return]  # botocore has no types
+        item = requests.read("get_item", TableName=address.table, Key=SETTINGS_KEY, ConsistentRead=True)["Item"]
     return item
 
 

@@ -34,7 +34,7 @@ SETTINGS: dict[str, Any] = {
 FIXED: dict[str, Any] = {"retryWrites": False, "retryReads": False, "tz_aware": False, "connect": False}
 """Options that hold whatever the URL says."""
 _URL = re.compile(r"(mongodb(?:\+srv)?)://([^/?]*)(?:/([^?]*))?(?:\?(.*))?", re.IGNORECASE | re.DOTALL)
-_INVALID_NAME = re.compile(r'[/\\. "$*<>:|?\0]')
+_NOT_IN_NAMES = {"database": re.compile(r'[/\\. "$*<>:|?\0]'), "collection": re.compile(r"[$\0]|^system\.|\.\.|\.$")}
 
 
 class MongoAddress(msgspec.Struct, frozen=True, kw_only=True):
@@ -156,6 +156,6 @@ def _in_order(hosts: str, *, srv: bool) -> str:
 
 
 def _name(name: str, what: str) -> str:
-    if not name or _INVALID_NAME.search(name if what == "database" else name.replace(".", "")):
+    if not name or _NOT_IN_NAMES[what].search(name):
         raise InvalidOption(f"{name!r} cannot be the name of a {what} of MongoDB")
     return name
