@@ -12,6 +12,7 @@ import sys
 
 import handover
 import leases
+import other_stores
 import pairs
 import postgres
 import postgres_runs
@@ -24,7 +25,19 @@ import sleepers
 import states
 import wakeups
 
-PACKAGES = ("holdfast", "msgspec", "psycopg", "asyncpg", "redis", "python-redis-lock", "pottery", "dbos")
+PACKAGES = (
+    "holdfast",
+    "msgspec",
+    "psycopg",
+    "asyncpg",
+    "redis",
+    "pymysql",
+    "pymongo",
+    "boto3",
+    "python-redis-lock",
+    "pottery",
+    "dbos",
+)
 PARTS = {
     "pairs": pairs,
     "handover": handover,
@@ -39,6 +52,7 @@ PARTS = {
     "runs": runs,
     "signals_and_claims": signals_and_claims,
     "sleepers": sleepers,
+    "other_stores": other_stores,
 }
 
 
