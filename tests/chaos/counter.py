@@ -5,8 +5,8 @@ history: a lost update would be a missing line, a stale write a token lower than
 themselves (SIGSTOP) between reading and writing. They are continued after their lease has expired, and then write
 without checking the lease, sometimes while their successor has read but not yet written. Others kill themselves
 (SIGKILL) just before or just after the write. The campaign also kills and pauses workers at random moments.
-`--store mongodb` (or dynamodb) runs it on a server, and prints what a turn costs on a compare-and-swap store: round trips, and writes
-that were refused because another client was faster.
+`--store mongodb` (or dynamodb) runs it on a server, and prints what a turn costs on a compare-and-swap store: round
+trips, and writes that were refused because another client was faster.
 """
 
 from __future__ import annotations

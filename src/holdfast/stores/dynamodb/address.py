@@ -63,7 +63,9 @@ class DynamoAddress(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def name(self) -> str:
         """The address without secrets; equal for equivalent URLs."""
-        return f"dynamodb://{self.endpoint or self.region}/{self.table}"
+        if self.endpoint is None:
+            return f"dynamodb://{self.region}/{self.table}"
+        return f"dynamodb://{urlsplit(self.endpoint).netloc.lower().replace('localhost', '127.0.0.1')}/{self.table}"
 
     def client(self) -> Any:
         """A new botocore client. It is safe for several threads, but not across a fork."""
