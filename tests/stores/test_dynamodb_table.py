@@ -8,6 +8,7 @@ import re
 import shlex
 import threading
 import traceback
+from contextlib import suppress
 from pathlib import Path
 
 import boto3
@@ -15,6 +16,7 @@ import botocore.exceptions
 import jmespath
 import pytest
 import real_servers
+from commandline import answer, failure, holdfast
 from providers import dynamodb_client, dynamodb_url
 
 from holdfast import Client
@@ -101,7 +103,8 @@ def test_a_url_that_cannot_be_used_is_refused_with_the_reason(url, message):
 
 def test_two_urls_of_one_table_have_the_same_identity(own):
     one, two = (
-        open_store(url, namespace=NAMESPACE) for url in (own.url, own.url.replace("create=true", "read_timeout=9"))
+        open_store(url, namespace=NAMESPACE)
+        for url in (own.url, own.url.replace("create=true", "read_timeout=9").replace("127.0.0.1", "localhost"))
     )
     assert one.identity == two.identity
     assert one.identity != open_store(own.url, namespace="other").identity
@@ -113,7 +116,7 @@ def test_a_session_of_boto3_is_used_with_its_credentials(own):
     options = {"table": "of-a-session", "endpoint": own.endpoint, "create": True, "skew": 1}
     with Client(session, store_options=options) as hf, hf.lock("k") as lease:
         assert lease.token
-        assert hf.url == f"dynamodb://{own.endpoint}/of-a-session"
+        assert hf.url == f"dynamodb://127.0.0.1:{own.port}/of-a-session"
     with pytest.raises(InvalidOption, match="table="):
         Client(session)
     with pytest.raises(InvalidOption, match="no option colour"):
@@ -387,3 +390,21 @@ def test_every_error_of_the_page_is_mapped_as_it_says():
             assert made.ambiguous == (ambiguous == "yes"), name
             seen += 1
     assert seen > 10
+
+
+# ---------------------------------------------------------------- the command line
+
+
+def test_the_command_line_lists_releases_and_checks(own):
+    assert "there is no table" in failure(holdfast("locks", "list", url=own.url), 1)
+    with Client(own.url) as hf:
+        lease = hf.lock("invoice:42").acquire()
+        assert "invoice:42" in holdfast("locks", "list", url=own.url).stdout
+        checks = [one["check"] for one in answer(holdfast("doctor", "--json", url=own.url))["findings"]]
+        assert checks.count("clock") == 1
+        assert "ttl" in checks
+        done = holdfast("locks", "release", "invoice:42", "--reason", "test", "--yes", url=own.url)
+        assert done.exit_code == 0, done.output
+        assert not hf.locks.inspect("invoice:42").held
+        with suppress(HoldfastError):
+            lease.release()

@@ -63,10 +63,11 @@ def _findings(settings: Settings) -> Iterator[Finding]:
     try:
         with open_client(settings) as hf:
             yield Finding(check="store", level="ok", detail=f"{hf.url}, namespace {hf.namespace}")
-            yield from hf.runtime.store.diagnose()
+            known = hf.runtime.store.diagnose()
+            yield from known
             page = run(_all_records(), hf.runtime.batchers)
-            for check in _CHECKS:
-                yield check(hf, page)
+            made = {finding.check for finding in known}
+            yield from (finding for finding in (check(hf, page) for check in _CHECKS) if finding.check not in made)
     except StoreNotInstalled:
         raise
     except StoreError as error:

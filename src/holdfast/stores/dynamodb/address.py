@@ -15,7 +15,6 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import botocore.config
 import botocore.exceptions
-import botocore.loaders
 import botocore.session
 import msgspec
 
@@ -38,7 +37,7 @@ _EXPIRIES: dict[str, Expiry] = {"clock": "clock", "observed": "observed"}
 _FORM = "dynamodb://region/table, as in dynamodb://eu-central-1/holdfast"
 
 _lock = threading.Lock()
-_loader: Any = None
+_sessions: dict[str | None, Any] = {}
 
 
 class DynamoAddress(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,7 +63,9 @@ class DynamoAddress(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def name(self) -> str:
         """The address without secrets; equal for equivalent URLs."""
-        return f"dynamodb://{self.endpoint or self.region}/{self.table}"
+        if self.endpoint is None:
+            return f"dynamodb://{self.region}/{self.table}"
+        return f"dynamodb://{urlsplit(self.endpoint).netloc.lower().replace('localhost', '127.0.0.1')}/{self.table}"
 
     def client(self) -> Any:
         """A new botocore client. It is safe for several threads, but not across a fork."""
@@ -76,15 +77,16 @@ class DynamoAddress(msgspec.Struct, frozen=True, kw_only=True):
             tcp_keepalive=True,
         )
         key, secret = self.credentials or (None, None)
-        make = _session(self.profile).create_client if self.session is None else self.session.client
-        return make(
-            "dynamodb",
-            region_name=self.region,
-            endpoint_url=self.endpoint,
-            aws_access_key_id=key,
-            aws_secret_access_key=secret,
-            config=config,
-        )
+        with _lock:  # sessions are not safe for several threads, clients are
+            make = _session(self.profile).create_client if self.session is None else self.session.client
+            return make(
+                "dynamodb",
+                region_name=self.region,
+                endpoint_url=self.endpoint,
+                aws_access_key_id=key,
+                aws_secret_access_key=secret,
+                config=config,
+            )
 
 
 def address_of_url(url: str) -> DynamoAddress:
@@ -137,7 +139,8 @@ def _address(region: str, table: str, options: Mapping[str, str]) -> DynamoAddre
         raise InvalidOption("?skew= has no meaning with ?expiry=observed, which compares no clocks: leave it out")
     profile = options.get("profile")
     if profile is not None:
-        _session(profile)  # raises if there is no such profile
+        with _lock:
+            _session(profile)  # raises if there is no such profile
     return DynamoAddress(
         table=table,
         region=region or _usual_region(profile, with_endpoint="endpoint" in options),
@@ -184,30 +187,29 @@ def _endpoint(value: str) -> str:
 
 
 def _usual_region(profile: str | None, *, with_endpoint: bool) -> str | None:
-    region: str | None = _session(profile).get_config_variable("region")
+    with _lock:
+        region: str | None = _session(profile).get_config_variable("region")
     if region is None and not with_endpoint:
         raise InvalidOption(f"the URL names no region, and neither AWS_REGION nor the profile does: {_FORM}")
     return region or "us-east-1"
 
 
 def _session(profile: str | None) -> Any:
-    """A session of its own: credentials are looked up anew. The descriptions of the service are read only once."""
-    global _loader  # noqa: PLW0603  (reading the descriptions takes longer than all the rest)
+    """The session of this process for a profile: making one takes longer than making a client. Call it with `_lock`."""
     try:
-        session = botocore.session.Session(profile=profile)
-        session.get_scoped_config()
-        with _lock:
-            if _loader is None:
-                _loader = session.get_component("data_loader")
+        if profile not in _sessions:
+            session = botocore.session.Session(profile=profile)
+            session.get_scoped_config()
+            _sessions[profile] = session
     except botocore.exceptions.ProfileNotFound as error:
         raise InvalidOption(f"{error}: ?profile= names a profile of the AWS configuration") from None
-    session.register_component("data_loader", _loader)
-    return session
+    return _sessions[profile]
 
 
 def _reset_after_fork() -> None:
     global _lock  # noqa: PLW0603  (the old one may be held by a thread that is not in this process)
     _lock = threading.Lock()
+    _sessions.clear()
 
 
 after_fork_in_child(_reset_after_fork)

@@ -151,7 +151,7 @@ def _protection(table: Any) -> Finding:
         check="protection",
         level="warning",
         detail="the table is not protected from deletion" if table is not None else "cannot be read",
-        advice="Enable deletion protection where it matters: aws dynamodb update-table --deletion-protection-enabled.",
+        advice="Where it matters: aws dynamodb update-table --table-name NAME --deletion-protection-enabled.",
     )
 
 
