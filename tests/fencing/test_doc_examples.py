@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pymongo
 import pytest
 import real_servers
 import redis
@@ -40,7 +41,7 @@ def run(section, folder, shown, real):
 
 
 def test_every_section_with_a_server_is_run_here():
-    assert list(SECTIONS) == ["In your PostgreSQL transaction", "asyncpg", "SQLAlchemy", "Redis and Valkey"]
+    assert list(SECTIONS) == ["In your PostgreSQL transaction", "asyncpg", "SQLAlchemy", "Redis and Valkey", "MongoDB"]
 
 
 @pytest.mark.parametrize(
@@ -70,3 +71,16 @@ def test_the_sql_that_is_shown_is_the_one_that_ships(shipped):
     (shown,) = re.findall(r"^```sql\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     lines = [line.removeprefix("-- ") for line in shipped.splitlines()]
     assert all(line in lines for line in shown.splitlines())
+
+
+def test_examples_on_mongodb(tmp_path):
+    url = real_servers.shared("mongodb").url
+    with pymongo.MongoClient(url) as client:
+        stock = client["shop"]["stock"]
+        stock.delete_many({})
+        stock.insert_one({"_id": "lamp", "count": 10})
+        run("MongoDB", tmp_path, "mongodb://localhost", url)
+        document = stock.find_one({"_id": "lamp"})
+        stock.drop()
+    assert document["count"] == (10 - 1) * 2 - 1
+    assert document["holdfast_fence"] > 0
