@@ -9,11 +9,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pymongo
 import pytest
 import real_servers
 import redis
 
 from holdfast.fencing.redis import fence_key
+from holdfast.stores.dynamodb.address import address_of_url
 
 PAGE = (Path(__file__).parents[2] / "docs" / "fencing.md").read_text()
 SECTIONS = {
@@ -40,7 +42,8 @@ def run(section, folder, shown, real):
 
 
 def test_every_section_that_needs_a_server_is_tested_here():
-    assert list(SECTIONS) == ["In your PostgreSQL transaction", "asyncpg", "SQLAlchemy", "Redis and Valkey"]
+    on_postgresql = ["In your PostgreSQL transaction", "asyncpg", "SQLAlchemy"]
+    assert list(SECTIONS) == [*on_postgresql, "Redis and Valkey", "DynamoDB", "MongoDB"]
 
 
 @pytest.mark.parametrize(
@@ -70,3 +73,33 @@ def test_the_sql_in_the_documentation_is_the_packaged_sql(shipped):
     (shown,) = re.findall(r"^```sql\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     lines = [line.removeprefix("-- ") for line in shipped.splitlines()]
     assert all(line in lines for line in shown.splitlines())
+
+
+def test_examples_on_mongodb(tmp_path):
+    url = real_servers.shared("mongodb").url
+    with pymongo.MongoClient(url) as client:
+        stock = client["shop"]["stock"]
+        stock.delete_many({})
+        stock.insert_one({"_id": "lamp", "count": 10})
+        run("MongoDB", tmp_path, "mongodb://localhost", url)
+        document = stock.find_one({"_id": "lamp"})
+        stock.drop()
+    assert document["count"] == (10 - 1) * 2 - 1
+    assert document["holdfast_fence"] > 0
+
+
+def test_the_examples_on_dynamodb(tmp_path):
+    server = real_servers.shared("dynamodb")
+    client = address_of_url(server.url).client()
+    client.create_table(
+        TableName="stock",
+        BillingMode="PAY_PER_REQUEST",
+        AttributeDefinitions=[{"AttributeName": "id", "AttributeType": "S"}],
+        KeySchema=[{"AttributeName": "id", "KeyType": "HASH"}],
+    )
+    real = f"endpoint_url={server.endpoint!r}, region_name='us-east-1', aws_access_key_id='test'"
+    run("DynamoDB", tmp_path, 'resource("dynamodb")', f'resource("dynamodb", {real}, aws_secret_access_key="test")')
+    item = client.get_item(TableName="stock", Key={"id": {"S": "lamp"}}, ConsistentRead=True)["Item"]
+    assert (item["count"]["N"], item["sold"]["N"]) == ("9", "1")
+    client.delete_table(TableName="stock")
+    client.close()
