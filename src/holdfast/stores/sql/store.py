@@ -31,7 +31,7 @@ from .tables import VERSION, SqlTables
 if TYPE_CHECKING:
     from ..contract import Connection, Store, Watch
 
-CAPABILITIES = Capabilities(durable=True, shared=True, server_clock=True, notifies=False, workflows=True)
+CAPABILITIES = Capabilities(durable=True, shared=True, server_clock=True, notifies=False, workflows=True, trips=2)
 
 _local_hints: LocalHints[SqlWatch] = LocalHints()
 
