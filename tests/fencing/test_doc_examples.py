@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import boto3
+import pymongo
 import pytest
 import real_servers
 import redis
@@ -40,7 +42,14 @@ def run(section, folder, shown, real):
 
 
 def test_every_section_with_a_server_is_run_here():
-    assert list(SECTIONS) == ["In your PostgreSQL transaction", "asyncpg", "SQLAlchemy", "Redis and Valkey"]
+    assert list(SECTIONS) == [
+        "In your PostgreSQL transaction",
+        "asyncpg",
+        "SQLAlchemy",
+        "Redis and Valkey",
+        "MongoDB",
+        "DynamoDB",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -70,3 +79,37 @@ def test_the_sql_that_is_shown_is_the_one_that_ships(shipped):
     (shown,) = re.findall(r"^```sql\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     lines = [line.removeprefix("-- ") for line in shipped.splitlines()]
     assert all(line in lines for line in shown.splitlines())
+
+
+def test_examples_on_mongodb(tmp_path):
+    url = real_servers.shared("mongodb").url
+    with pymongo.MongoClient(url) as client:
+        stock = client["shop"]["stock"]
+        stock.delete_many({})
+        stock.insert_one({"_id": "lamp", "count": 10})
+        run("MongoDB", tmp_path, "mongodb://localhost", url)
+        document = stock.find_one({"_id": "lamp"})
+        stock.drop()
+    assert document["count"] == (10 - 1) * 2 - 1
+    assert document["holdfast_fence"] > 0
+
+
+def test_examples_on_dynamodb(tmp_path):
+    endpoint = real_servers.shared("dynamodb").endpoint
+    shown = 'boto3.resource("dynamodb")'
+    options = {"region_name": "us-east-1", "aws_access_key_id": "any", "aws_secret_access_key": "any"}
+    resource = boto3.resource("dynamodb", endpoint_url=endpoint, **options)
+    table = resource.create_table(
+        TableName="stock",
+        BillingMode="PAY_PER_REQUEST",
+        AttributeDefinitions=[{"AttributeName": "id", "AttributeType": "S"}],
+        KeySchema=[{"AttributeName": "id", "KeyType": "HASH"}],
+    )
+    table.meta.client.get_waiter("table_exists").wait(TableName="stock", WaiterConfig={"Delay": 1})
+    table.put_item(Item={"id": "lamp", "count": 10, "sold": 0})
+    run("DynamoDB", tmp_path, shown, f"boto3.resource('dynamodb', endpoint_url={endpoint!r}, **{options!r})")
+    item = table.get_item(Key={"id": "lamp"}, ConsistentRead=True)["Item"]
+    table.delete()
+    resource.meta.client.close()
+    assert (item["count"], item["sold"]) == (9, 1)
+    assert item["holdfast_fence"] > 0

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import secrets
+import subprocess
+import sys
 import threading
 import traceback
 from contextlib import ExitStack, contextmanager
 from itertools import count
+from pathlib import Path
 
 import pymongo
 import pymongo.errors
 import pymongo.monitoring
 import pytest
 import real_servers
+from msgspec.structs import replace
 from providers import PROVIDERS, mongodb_collection
 from waiting import eventually
 
@@ -21,6 +27,7 @@ from holdfast import Client
 from holdfast import commands as c
 from holdfast.errors import InvalidOption, StoreUnavailable, StoreUnusable
 from holdfast.rules import lock_outcomes as out
+from holdfast.rules.lock_record import Label
 from holdfast.rules.slot import SlotSeen, Swapped
 from holdfast.stores import open_store, unready
 from holdfast.stores.mongodb import watch as mongodb_watch
@@ -412,7 +419,7 @@ def test_without_a_replica_set_waiters_poll_and_health_says_so(opening):
         assert watch.polls
         watch.close()
         levels = {finding.check: finding.level for finding in store.diagnose()}
-        assert (levels["topology"], levels["wake-up"]) == ("warning", "warning")
+        assert (levels["topology"], levels["wake-ups"]) == ("warning", "warning")
         store.close()
         with Client(url) as one, Client(url) as two:
             lease = one.semaphore("k", permits=1).acquire()
@@ -536,3 +543,41 @@ def test_a_ttl_index_is_a_problem(address, opening):
     problem = findings(address)["collection"]
     assert problem.level == "problem"
     assert "dropIndex('bad')" in problem.advice
+
+
+# -- the page ---------------------------------------------------------------------------------------------------------
+
+PAGE = (Path(__file__).parents[2] / "docs" / "stores" / "mongodb.md").read_text()
+
+
+def test_the_programs_of_the_page_run(tmp_path):
+    programs = re.findall(r"^```py\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    assert len(programs) == 2
+    base, _, query = real_servers.shared("mongodb").url.partition("?")
+    database = f"page_{secrets.token_hex(6)}"
+    real = f"{base}{database}?{query}"
+    for program in programs:
+        code = program.replace("mongodb://localhost:27017/app", real)
+        assert code != program
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+    with pymongo.MongoClient(real) as client:
+        assert set(client[database].list_collection_names()) == {"holdfast", "locks"}
+        client.drop_database(database)
+
+
+def test_the_queries_of_the_page_find_what_it_says(address, opening):
+    connection = opening(address)
+    labelled = replace(acquire("invoice:42"), label=Label(name="me", host="here", pid=4711))
+    connection.execute([labelled, acquire("other"), swap("a.1", address=("global", "", "seats"))])
+    connection.execute([wait("invoice:42")])
+    block = re.search(r"^```js\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)[1]
+    queries = re.findall(
+        r"^db\.holdfast\.find(?:One)?\((\{.*?\})(?:, \{[^{}]*\})?\)(?:\.sort.*)?$", block, re.MULTILINE
+    )
+    with mongodb_collection(address) as collection:
+        found = [[one["_id"] for one in collection.find(json.loads(query)).sort("_id")] for query in queries]
+    lock, other, state = "lock:default:invoice:42", "lock:default:other", 'slot:default:["global", "", "seats"]'
+    assert found == [[lock], [lock, other], [lock], [lock], [state]]

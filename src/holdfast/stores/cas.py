@@ -300,6 +300,10 @@ class CasConnection:
         self.trips += 1
         return self._check_open().due(kind, until=until, limit=limit)
 
+    def bounds(self) -> TimeBounds | None:
+        """What the service's clock shows now, as far as is known without a request."""
+        return self._recent.bounds()
+
     @property
     def service(self) -> CasService:
         """The service."""

@@ -38,10 +38,12 @@ if TYPE_CHECKING:
 
 LISTS: tuple[type[Command], ...] = (ListLocks, ListRecords, ListDueRecords, SettleDue, Cleanup)
 """Commands that begin with a list."""
+MARGIN = 1_000_000
+"""Microseconds that a request may take before a list of due records is read once more."""
 
 
 class _Due(NamedTuple):
-    """Records that are due by what was read, in order, and whether there may be more."""
+    """The keys of records that are due by what was read, in order, and what was read."""
 
     keys: list[str]
     read: CasRead
@@ -108,12 +110,15 @@ class CasLists:
     def _due(self, kind: str, more_than: int, due_at: Callable[[str, StampedText, int], int | None]) -> _Due:
         """The records that are due by their texts; more than so many if there are more.
 
-        `due_at` reads the time from a text; None: the record is not due, or cannot be read. The first records of the
-        index are read whatever the time is, so that the clock need not be read first.
+        `due_at` reads the time from a text; None: the record is not due, or cannot be read. The time is known only
+        after the records were read, so the index is asked for a little more than is due by what is known before.
         """
-        wanted = more_than + 1
+        wanted, bounds = more_than + 1, self._connection.bounds()
+        until = MAX_MOMENT if bounds is None else bounds.high + MARGIN
         while True:
-            entries = self._connection.due(kind, until=MAX_MOMENT, limit=wanted)
+            entries = self._connection.due(kind, until=until, limit=wanted)
+            if not entries and bounds is not None:
+                return _Due([], CasRead({}, bounds.low))
             names = list(dict.fromkeys(CasName(kind, key) for _, key in entries))
             read = self._connection.read(names)
             moments = [
@@ -122,9 +127,10 @@ class CasLists:
                 if name in read.found and (moment := due_at(name.key, read.found[name], read.now)) is not None
             ]
             due = sorted(one for one in moments if one[0] <= read.now)
-            if len(due) > more_than or len(entries) < wanted or entries[-1][0] > read.now:
+            complete = len(entries) < wanted and read.now <= until
+            if len(due) > more_than or complete or (entries and entries[-1][0] > read.now):
                 return _Due([key for _, key in due], read)
-            wanted *= 2
+            wanted, until = 2 * wanted, MAX_MOMENT
 
     def _list_due_records(self, command: ListDueRecords) -> RecordsDue:
         limit, kind = page_size(command.limit), RECORDS + command.kind

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,8 +14,6 @@ from .client import SharedClient
 from .layout import CLOCK_ID, DUE_INDEX
 
 MIN_VERSION = (4, 2)
-MAX_CLOCK_DIFFERENCE = 5.0
-"""Seconds between the server's clock and this host's, above which the difference is reported. Nothing depends on it."""
 
 
 class Deployment(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,14 +63,12 @@ def _findings(address: MongoAddress, shared: SharedClient) -> Iterator[Finding]:
     with shared.request(writing=False) as collection:
         version = str(collection.database.command("buildInfo").get("version", ""))
         indexes = collection.index_information()
-        rows = list(collection.aggregate([{"$match": {"_id": CLOCK_ID}}, {"$project": {"now": {"$toLong": "$$NOW"}}}]))
+        prepared = collection.find_one({"_id": CLOCK_ID}) is not None
     yield _server(version)
     yield _topology(deployment)
     yield _durability(deployment)
     yield _wake_up(deployment)
-    yield _collection(address, indexes, prepared=bool(rows))
-    if rows:
-        yield _clock(int(rows[0]["now"]) / 1_000 - time.time())
+    yield _collection(address, indexes, prepared=prepared)
 
 
 def _server(version: str) -> Finding:
@@ -126,9 +121,9 @@ def _durability(deployment: Deployment) -> Finding:
 
 def _wake_up(deployment: Deployment) -> Finding:
     if deployment.has_change_streams:
-        return Finding(check="wake-up", level="ok", detail="waiters are notified by a change stream")
+        return Finding(check="wake-ups", level="ok", detail="waiters are notified by a change stream")
     return Finding(
-        check="wake-up",
+        check="wake-ups",
         level="warning",
         detail="there are no change streams without a replica set: waiters poll",
         advice="Make it a replica set, also of one member: rs.initiate().",
@@ -154,16 +149,3 @@ def _collection(address: MongoAddress, indexes: Any, *, prepared: bool) -> Findi
             advice="The next client that opens the store creates both; its user needs the role readWrite.",
         )
     return Finding(check="collection", level="ok", detail=f"{name} has its index")
-
-
-def _clock(difference: float) -> Finding:
-    if abs(difference) <= MAX_CLOCK_DIFFERENCE:
-        return Finding(check="clock", level="ok", detail="the server's clock and this host's are about the same")
-    ahead = "ahead of" if difference > 0 else "behind"
-    return Finding(
-        check="clock",
-        level="warning",
-        detail=f"the server's clock is {abs(difference):.0f} s {ahead} this host's",
-        advice="Locks go by the server's clock alone, so nothing is wrong with them. Synchronise the clocks of the "
-        "members with each other: after a failover, the clock of the new primary counts.",
-    )
