@@ -1,7 +1,7 @@
 """The examples of docs/fencing.md that need a server, run as they are written.
 
-They are marked `py` there, the others `python`. The examples of one section run in order, in an empty folder and a
-separate process; their addresses are replaced by those of the tests' servers.
+They stand there as `py`, the others as `python`. Those of one section run one after the other, in an empty folder and a
+process of their own; the addresses in them are replaced by those of the tests' servers.
 """
 
 import re
@@ -9,13 +9,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import boto3
 import pymongo
 import pytest
 import real_servers
 import redis
 
 from holdfast.fencing.redis import fence_key
-from holdfast.stores.dynamodb.address import address_of_url
 
 PAGE = (Path(__file__).parents[2] / "docs" / "fencing.md").read_text()
 SECTIONS = {
@@ -26,7 +26,7 @@ SECTIONS = {
 
 
 def run(section, folder, shown, real):
-    """Run the section, with the real address instead of the printed one."""
+    """Run it, with the real address in place of the one that is shown."""
     assert shown in SECTIONS[section]
     code = SECTIONS[section].replace(shown, real)
     done = subprocess.run(
@@ -41,9 +41,15 @@ def run(section, folder, shown, real):
     return done.stdout
 
 
-def test_every_section_that_needs_a_server_is_tested_here():
-    on_postgresql = ["In your PostgreSQL transaction", "asyncpg", "SQLAlchemy"]
-    assert list(SECTIONS) == [*on_postgresql, "Redis and Valkey", "DynamoDB", "MongoDB"]
+def test_every_section_with_a_server_is_run_here():
+    assert list(SECTIONS) == [
+        "In your PostgreSQL transaction",
+        "asyncpg",
+        "SQLAlchemy",
+        "Redis and Valkey",
+        "MongoDB",
+        "DynamoDB",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -69,7 +75,7 @@ def test_examples_on_redis(kind, tmp_path):
         assert client.delete(*keys) == len(keys)
 
 
-def test_the_sql_in_the_documentation_is_the_packaged_sql(shipped):
+def test_the_sql_that_is_shown_is_the_one_that_ships(shipped):
     (shown,) = re.findall(r"^```sql\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     lines = [line.removeprefix("-- ") for line in shipped.splitlines()]
     assert all(line in lines for line in shown.splitlines())
@@ -88,18 +94,22 @@ def test_examples_on_mongodb(tmp_path):
     assert document["holdfast_fence"] > 0
 
 
-def test_the_examples_on_dynamodb(tmp_path):
-    server = real_servers.shared("dynamodb")
-    client = address_of_url(server.url).client()
-    client.create_table(
+def test_examples_on_dynamodb(tmp_path):
+    endpoint = real_servers.shared("dynamodb").endpoint
+    shown = 'boto3.resource("dynamodb")'
+    options = {"region_name": "us-east-1", "aws_access_key_id": "any", "aws_secret_access_key": "any"}
+    resource = boto3.resource("dynamodb", endpoint_url=endpoint, **options)
+    table = resource.create_table(
         TableName="stock",
         BillingMode="PAY_PER_REQUEST",
         AttributeDefinitions=[{"AttributeName": "id", "AttributeType": "S"}],
         KeySchema=[{"AttributeName": "id", "KeyType": "HASH"}],
     )
-    real = f"endpoint_url={server.endpoint!r}, region_name='us-east-1', aws_access_key_id='test'"
-    run("DynamoDB", tmp_path, 'resource("dynamodb")', f'resource("dynamodb", {real}, aws_secret_access_key="test")')
-    item = client.get_item(TableName="stock", Key={"id": {"S": "lamp"}}, ConsistentRead=True)["Item"]
-    assert (item["count"]["N"], item["sold"]["N"]) == ("9", "1")
-    client.delete_table(TableName="stock")
-    client.close()
+    table.meta.client.get_waiter("table_exists").wait(TableName="stock", WaiterConfig={"Delay": 1})
+    table.put_item(Item={"id": "lamp", "count": 10, "sold": 0})
+    run("DynamoDB", tmp_path, shown, f"boto3.resource('dynamodb', endpoint_url={endpoint!r}, **{options!r})")
+    item = table.get_item(Key={"id": "lamp"}, ConsistentRead=True)["Item"]
+    table.delete()
+    resource.meta.client.close()
+    assert (item["count"], item["sold"]) == (9, 1)
+    assert item["holdfast_fence"] > 0

@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 
 from ...errors import StoreError, StoreUnusable
 from ...platform import elapsed
-from ..cas_adapter import CasName, CasRead, CasWrite, StampedText
+from ...rules.record_type import MAX_MOMENT
+from ..cas_adapter import LOCKS, CasName, CasRead, CasWrite, StampedText
 from ..common import end_of_prefix
 from ..contract import Clock
 from .errors import CONDITION_FAILED, THROTTLED, code_of, connection_was_closed, present_item, store_error
@@ -84,8 +85,10 @@ class DynamoRequests:
 class DynamoConnection:
     """The adapter of one namespace, for one thread at a time."""
 
-    def __init__(self, requests: DynamoRequests, namespace: str, clock: Clock) -> None:
+    def __init__(self, requests: DynamoRequests, namespace: str, clock: Clock, *, trusts_times: bool) -> None:
+        """`trusts_times`: what others have stored as a time can be compared with this clock."""
         self._requests, self._namespace, self._clock = requests, namespace, clock
+        self._trusts_times = trusts_times
         self._pid = os.getpid()
         self._pool: ThreadPoolExecutor | None = None
         self._closed = False
@@ -137,6 +140,8 @@ class DynamoConnection:
 
         Items with the same time have no order there. So if the page is full, all those with its last time are read.
         """
+        if kind == LOCKS and not self._trusts_times:
+            until = MAX_MOMENT
         found = self._due(kind, "<=", until, limit)
         if len(found) == limit:
             found |= self._due(kind, "=", max(found)[0], AS_MANY_AS_THERE_ARE)

@@ -73,7 +73,8 @@ class DynamoService(CasServiceBase):
         with self._lock:
             if self._settings is None:
                 self._settings = settle_settings(requests, self._address, self._clock)
-        return DynamoConnection(requests, self._namespace, self._clock)
+        by_clock = self._settings.expiry == "clock"
+        return DynamoConnection(requests, self._namespace, self._clock, trusts_times=by_clock)
 
     def adjusted(self, command: Command) -> Command:
         """By a stated difference of the clocks: the command with that added to what is stored."""
