@@ -16,6 +16,13 @@ DAMAGED = "tests/stores/test_postgres_damaged.py::"
 
 POSTGRES_RUNS = [
     Mutant(
+        "a start overtakes a release that the fast path declined",
+        "stores/postgresql/batch.py",
+        "isinstance(transactions, OwnTransactions) and not overtakes:",
+        "isinstance(transactions, OwnTransactions):",
+        ("tests/stores/test_postgres_runs.py::test_a_start_does_not_overtake_a_release_that_the_fast_path_declined",),
+    ),
+    Mutant(
         "a claim does not lock the row of its worker",
         "stores/repository.py",
         "        if run.worker in self._snapshot.forgotten and",

@@ -17,6 +17,7 @@ from waiting import eventually
 from holdfast import commands as c
 from holdfast.commands import runs as r
 from holdfast.errors import RecordUnreadable, StoreContended
+from holdfast.rules.lock_outcomes import Granted
 from holdfast.rules.runs import record as rule
 from holdfast.rules.runs.limits import Limit, LimitKey, WorkflowLimits
 from holdfast.rules.runs.outcomes import (
@@ -33,7 +34,7 @@ from holdfast.rules.runs.record import Finish, NewRun, Park, RunEvent
 from holdfast.rules.runs.repository import RunFilter
 from holdfast.rules.slot import Conflict, SlotSeen, Swap, Swapped
 from holdfast.stores.postgresql import session as postgres_session
-from holdfast.testing.builders import ME, SLOT, ManualClock, acquire, read, swap, wait
+from holdfast.testing.builders import ME, SLOT, ManualClock, acquire, read, release, swap, wait
 
 TYPES = (("order", "order"),)
 ONE_AT_A_TIME = WorkflowLimits(limits=(Limit(name="all", max=1, on_excess="queue"),))
@@ -1119,3 +1120,15 @@ def test_a_worker_whose_session_has_ended_loses_its_runs(url, opened):
     assert claim(yours, "v.1") == []
     tied._advisory.close()
     eventually(lambda: [run.id for run in claim(yours, "v.1")] == ["r"])
+
+
+def test_a_start_does_not_overtake_a_release_that_the_fast_path_declined(connection):
+    """The lock is the lease of the worker; somebody waits for it, so only the rules can release it."""
+    (lease,) = connection.execute([acquire("worker/w.9", "w.9", kind="worker")])
+    assert isinstance(lease, Granted)
+    connection.execute([wait("worker/w.9", "w.10", kind="worker")])
+    released, started = connection.execute(
+        [release("worker/w.9", "w.9", token=lease.token), start("overtaking", worker="w.9")]
+    )
+    assert type(released).__name__ == "Released"
+    assert type(started).__name__ == "WorkerGone", started

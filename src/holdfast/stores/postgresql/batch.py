@@ -158,14 +158,21 @@ class PostgresBatch:
     def _run(
         self, commands: Sequence[Command], awaited: Sequence[Question] = (), *, again: bool = False
     ) -> list[Outcome | None]:
-        """Answer the commands; None for a command whose row is locked. Only what is `awaited` is waited for."""
+        """Answer the commands; None for a command whose row is locked. Only what is `awaited` is waited for.
+
+        Commands about runs and commands about locks do not overtake each other where a form has declined one of them:
+        the lock may be the lease of the run's worker, or one that the run holds or waits for.
+        """
         outcomes: list[Outcome | None] = [None] * len(commands)
         transactions = self._transactions
         native = isinstance(transactions, OwnTransactions) and transactions.out_of_process and not again
         declined: list[int] = []
         for part in parts_of(commands, self._crowded) if native else [Part(None, list(range(len(commands))), [])]:
             places = part.places
-            if part.form is not None and isinstance(transactions, OwnTransactions):
+            overtakes = bool(declined) and any(
+                isinstance(commands[place], RunCommand) for place in (*declined, *places)
+            )
+            if part.form is not None and isinstance(transactions, OwnTransactions) and not overtakes:
                 answers = self._call(transactions, part, [commands[place] for place in places])
                 declined += [place for place, answer in zip(places, answers, strict=True) if answer is None]
             else:
