@@ -160,6 +160,10 @@ def test_without_credentials_the_reason_is_given_and_nothing_is_sent(own, monkey
         store.connect("commands")
     store.close()
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "from")
+    store = open_store(own.url.replace("test:test@", ""), namespace=NAMESPACE)
+    with pytest.raises(StoreUnusable, match=r"no credentials.*[Pp]artial"):
+        store.connect("commands")
+    store.close()
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "the environment")
     with Client(own.url.replace("test:test@", "")) as hf, hf.lock("k"):
         pass

@@ -20,7 +20,8 @@ from ...rules.record_type import MAX_MOMENT
 from ..cas_adapter import LOCKS, CasName, CasRead, CasWrite, StampedText
 from ..common import end_of_prefix
 from ..contract import Clock
-from .errors import CONDITION_FAILED, THROTTLED, code_of, connection_was_closed, present_item, store_error
+from .address import DynamoAddress
+from .errors import CONDITION_FAILED, THROTTLED, busy, code_of, connection_was_closed, present_item, store_error
 from .layout import DUE, DUE_INDEX, PARTITION, SORT, STAMP, Item, item_key, item_of, key_of, partition, stored
 
 PARALLEL = 8
@@ -80,6 +81,18 @@ class DynamoRequests:
                 break
             start = {"ExclusiveStartKey": page["LastEvaluatedKey"]}
         return items
+
+
+def requests_to(address: DynamoAddress) -> DynamoRequests:
+    """A new client for this table. botocore looks for credentials here, which may fail."""
+    try:
+        return DynamoRequests(address.client(), address.table, address.name)
+    except StoreError:
+        raise
+    except Exception as error:
+        made = store_error(error, address.name)
+        made.ambiguous = False
+        raise made from error
 
 
 class DynamoConnection:
@@ -179,13 +192,15 @@ class DynamoConnection:
         by_item = {_identity(key): name for name, key in keys.items()}
         asked: Any = {requests.table: {"Keys": list(keys.values()), "ConsistentRead": True}}
         found: dict[CasName, StampedText] = {}
-        pause = FIRST_PAUSE
+        give_up, pause = elapsed() + THROTTLED_SECONDS, FIRST_PAUSE
         while asked:
             answer = requests.read("batch_get_item", RequestItems=asked)
             items = answer["Responses"].get(requests.table, ())
             found |= {by_item[_identity(item)]: stored(item) for item in items}
             asked = answer.get("UnprocessedKeys")
             if asked and not items:
+                if elapsed() + pause > give_up:
+                    raise busy(requests.where, "UnprocessedKeys")
                 wait(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
         return found

@@ -93,13 +93,18 @@ def store_error(error: Exception, where: str) -> StoreError:
     )
 
 
+def busy(where: str, reason: str) -> StoreUnavailable:
+    """The error for a request that was throttled until the caller gave up."""
+    return StoreUnavailable(
+        f"{where} refused the request for several seconds because there are too many ({reason}). Nothing was done. "
+        "Raise the capacity of the table, or let fewer clients wait for the same key."
+    )
+
+
 def _refused(error: Any, where: str) -> StoreError:
     code, text = code_of(error), str(error.response.get("Error", {}).get("Message", ""))
     if code in THROTTLED:
-        return StoreUnavailable(
-            f"{where} refused the request for several seconds because there are too many ({code}: {text}). Nothing was "
-            "done. Raise the capacity of the table, or let fewer clients wait for the same key."
-        )
+        return busy(where, f"{code}: {text}")
     if code in _PERMANENT:
         return StoreUnusable(f"{where} refused, and nothing was done: {_PERMANENT[code]} ({code}: {text})")
     status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))

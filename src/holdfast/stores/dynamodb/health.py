@@ -13,8 +13,8 @@ from ...errors import StoreError
 from ...validation import MICROSECONDS
 from ..contract import Clock, Finding
 from .address import DynamoAddress
-from .connection import DynamoRequests
-from .errors import NO_TABLE, code_of, store_error
+from .connection import DynamoRequests, requests_to
+from .errors import NO_TABLE, code_of
 from .layout import DUE_INDEX, SETTINGS_KEY, definition
 from .table import CLOCK_ADVICE, TableSettings, clock_difference, differs_much, settings_of, shown_difference
 
@@ -37,16 +37,15 @@ def unready(requests: DynamoRequests, address: DynamoAddress) -> str | None:
 def diagnose(address: DynamoAddress, clock: Clock) -> tuple[Finding, ...]:
     """All findings about the table, in a fixed order."""
     try:
-        client = address.client()
-    except Exception as error:  # botocore looks for credentials, certificates and proxies here
-        return (_problem("table", store_error(error, address.name)),)
-    requests = DynamoRequests(client, address.table, address.name)
+        requests = requests_to(address)
+    except StoreError as error:
+        return (_problem("table", error),)
     try:
         return tuple(_findings(requests, address, clock))
     except StoreError as error:
         return (_problem("table", error),)
     finally:
-        client.close()
+        requests.client.close()
 
 
 def _problem(check: str, error: StoreError) -> Finding:

@@ -1,7 +1,8 @@
 """The table: one item for each record, all records of one kind and namespace under one partition key.
 
     pk    <namespace>#<kind>, such as "default#lock"; in the namespace % and # are written %25 and %23
-    sk    the key, unchanged; of a key of more than 900 bytes the beginning, "#" and the SHA-256 of the whole key
+    sk    the key, unchanged; of a key of more than 900 bytes the beginning, "#" and the SHA-256 of the whole key; NUL
+          for an empty key, because DynamoDB has no empty ones
 
 DynamoDB sorts strings by their UTF-8 bytes, which is the order of code points. The index `due` has the same partition
 key and contains the items that have a `due_at`.
@@ -42,7 +43,7 @@ def sort_key(key: str) -> str:
     """The sort key of a record."""
     whole = key.encode()
     if len(whole) <= LONGEST_KEY:
-        return key
+        return key or "\0"
     return f"{whole[:LONGEST_KEY].decode(errors='ignore')}#{hashlib.sha256(whole).hexdigest()}"
 
 

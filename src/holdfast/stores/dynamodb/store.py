@@ -25,7 +25,7 @@ from ..urls import redacted
 from . import health
 from .address import DynamoAddress, address_of_session, address_of_url
 from .clocks import Observations, lengthened, written_back
-from .connection import DynamoConnection, DynamoRequests
+from .connection import DynamoConnection, DynamoRequests, requests_to
 from .layout import MAX_RECORD
 from .table import TableSettings, settle_settings
 
@@ -116,14 +116,14 @@ class DynamoService(CasServiceBase):
             if self._closed:
                 raise StoreUnusable(f"the store {self.url} is closed. Open a new one.")
             if self._requests is None:
-                self._requests = DynamoRequests(self._address.client(), self._address.table, self._address.name)
+                self._requests = requests_to(self._address)
             return self._requests
 
 
 def unready(url: str) -> str | None:
     """Why opening this URL would change something; None where it would not."""
     address = address_of_url(url)
-    requests = DynamoRequests(address.client(), address.table, address.name)
+    requests = requests_to(address)
     try:
         return health.unready(requests, address)
     finally:
