@@ -1122,14 +1122,16 @@ def test_a_worker_whose_session_has_ended_loses_its_runs(url, opened):
     eventually(lambda: [run.id for run in claim(yours, "v.1")] == ["r"])
 
 
-def test_a_start_does_not_overtake_a_release_that_the_fast_path_declined(url, opened, clock, connection):
+def test_a_start_does_not_overtake_a_release_that_the_fast_path_declined(url, opened, clock):
     """The lock is the lease of the worker; somebody waits for it, so only the rules can release it."""
+    store = opened(url, clock=clock)
+    connection, other = store.connect("commands"), store.connect("commands")
     (lease,) = connection.execute([acquire("worker/w.9", "w.9", kind="worker")])
     assert isinstance(lease, Granted)
+    connection.execute([r.RegisterWorker(worker="w.9", name="w", types=("order",)), start("before", worker="w.9")])
     connection.execute([wait("worker/w.9", "w.10", kind="worker")])
-    other = opened(url, clock=clock).connect("commands")  # it does not know yet that somebody waits for this lock
-    released, started = other.execute(
-        [release("worker/w.9", "w.9", token=lease.token), start("overtaking", worker="w.9")]
+    released, started = other.execute(  # this connection does not know yet that somebody waits for the lock
+        [release("worker/w.9", "w.9", token=lease.token), start("after", worker="w.9")]
     )
     assert type(released).__name__ == "Released"
     assert type(started).__name__ == "WorkerGone", started
