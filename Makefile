@@ -40,7 +40,7 @@ demo: $(RUNTIME)
 	$(VENV)/bin/holdfast demo
 
 check: lint
-	HOLDFAST_TEST_WITHOUT=postgres,valkey,redis,dynamodb $(PY) -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder $(FAST)
+	HOLDFAST_TEST_WITHOUT=postgres,valkey,redis,mongodb,dynamodb $(PY) -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder $(FAST)
 
 test: lint
 	$(PY) -m pytest -rs -n $(WORKERS) --dist loadscope --no-loadscope-reorder
