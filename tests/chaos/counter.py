@@ -55,6 +55,8 @@ class Size:
 
 SMALL = Size(processes=4, increments=100, stops=2, crashes=1, kills=0, pauses=1, limit=60)
 FULL = Size(processes=8, increments=2_000, stops=30, crashes=10, kills=14, pauses=14, limit=600)
+BY_SQL = "_by_sql"
+"""The suffix of a store that is used through the common relational implementation."""
 SERVED = Size(processes=8, increments=1_600, stops=12, crashes=6, kills=6, pauses=6, limit=900)
 """The full size on a server."""
 ONE_CLOCK = {"dynamodb": "&skew=0"}
@@ -268,14 +270,20 @@ def prove(size: Size, seed: int, folder: Path, report: Report) -> None:
     if kind == "sqlite":
         prove_on("", size, seed, folder, report)
         return
-    with real_servers.server(kind) as server:
-        prove_on(server.url + ONE_CLOCK.get(kind, ""), SERVED if size is FULL else size, seed, folder, report)
+    with real_servers.server(kind.removesuffix(BY_SQL)) as server:
+        url = f"sql+{server.url}" if kind.endswith(BY_SQL) else server.url + ONE_CLOCK.get(kind, "")
+        prove_on(url, SERVED if size is FULL else size, seed, folder, report)
 
 
 def store_option() -> argparse.ArgumentParser:
     """The command line of this campaign."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--store", choices=["sqlite", *real_servers.KINDS], default="sqlite", help="where the lock is")
+    parser.add_argument(
+        "--store",
+        choices=["sqlite", *real_servers.KINDS, f"postgres{BY_SQL}"],
+        default="sqlite",
+        help="where the lock is",
+    )
     return parser
 
 
