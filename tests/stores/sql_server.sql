@@ -25,7 +25,7 @@ SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
 BEGIN TRANSACTION;
 IF NOT EXISTS (SELECT 1 AS met WHERE DATEDIFF_BIG(MICROSECOND, '1970-01-01', SYSUTCDATETIME()) - 5 <= 30) THROW 50001, N'a row was changed by another client', 1;
 IF NOT EXISTS (SELECT 1 AS met FROM (SELECT COUNT(*) AS n, COALESCE(SUM(CAST(stamp AS DECIMAL(38, 0))), 0) AS total FROM holdfast_locks WITH (UPDLOCK, ROWLOCK, READPAST) WHERE ns = 0x64 AND k IN (0x61)) AS x WHERE x.n = 1 AND x.total = 7) THROW 50001, N'a row was changed by another client', 1;
-IF NOT EXISTS (SELECT 1 AS met FROM (SELECT COUNT(*) AS n, COALESCE(SUM(CAST(stamp AS DECIMAL(38, 0))), 0) AS total FROM holdfast_guards WITH (REPEATABLEREAD, READCOMMITTEDLOCK, ROWLOCK) WHERE ns = 0x64 AND name IN (0x61)) AS x WHERE x.n = 1 AND x.total = 7) THROW 50001, N'a row was changed by another client', 1;
+IF NOT EXISTS (SELECT 1 AS met FROM (SELECT COUNT(*) AS n, COALESCE(SUM(CAST(stamp AS DECIMAL(38, 0))), 0) AS total FROM holdfast_guards WITH (REPEATABLEREAD, ROWLOCK) WHERE ns = 0x64 AND name IN (0x61)) AS x WHERE x.n = 1 AND x.total = 7) THROW 50001, N'a row was changed by another client', 1;
 INSERT INTO holdfast_locks (ns, k, record, due_at, stamp) VALUES (0x64, 0x61, N'''ä', NULL, 7);
 COMMIT;
 IF @@TRANCOUNT > 0 ROLLBACK;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 
@@ -14,18 +15,25 @@ from waiting import eventually
 
 from holdfast import Client, Context, workflow
 from holdfast import commands as c
+from holdfast.commands import runs as r
 from holdfast.errors import InvalidOption, StoreUnavailable, StoreUnusable
 from holdfast.platform import host_clock
 from holdfast.rules import lock_outcomes as out
+from holdfast.rules.runs.limits import Limit, LimitKey, WorkflowLimits
+from holdfast.rules.runs.outcomes import Started
+from holdfast.rules.runs.record import Finish
 from holdfast.stores import open_store
 from holdfast.stores import questions as q
 from holdfast.stores.sql.address import parse
 from holdfast.stores.sql.mssql import SqlServerDialect
 from holdfast.stores.sql.mysql import MySqlDialect
 from holdfast.stores.sql.reading import Reading
+from holdfast.stores.sql.session import new_stamp
 from holdfast.stores.sql.tables import SqlTables
-from holdfast.testing.builders import acquire, release, renew
+from holdfast.testing.builders import ManualClock, acquire, release, renew
 from holdfast.testing.proxy import Proxy
+from holdfast.testing.suite.runs import start
+from stores.runs_asking import add_worker, claim
 
 KINDS = ("mariadb", "postgres_by_sql")
 
@@ -314,4 +322,87 @@ def test_the_clock_is_read_after_the_records():
     questions = [q.LockByKey("k"), q.RegisteredWorkers(), q.GroupSize("g", queued=True), q.DueLocks(10)]
     reading = Reading(questions, dialect=dialect, tables=SqlTables(dialect, ""), namespace="n", at=None)
     assert reading.statements[-1] == f"SELECT {dialect.clock}"
-    assert len(reading.statements) == 6
+    assert len(reading.statements) == 7
+
+
+def test_stamps_are_unique_also_if_programs_seed_random(url):
+    """Two processes that begin with the same seed must not write the same stamps."""
+    random.seed(0)
+    first = new_stamp()
+    random.seed(0)
+    assert new_stamp() != first
+
+
+def test_a_claim_leaves_out_a_run_whose_row_another_transaction_has_locked(maria):
+    store = open_store(maria, namespace="default")
+    connection = store.connect("commands")
+    add_worker(connection)
+    connection.execute([start("a"), start("b"), start("c")])
+    with raw(maria) as other, other.cursor() as cursor:
+        cursor.execute("BEGIN")
+        where = "ns = _binary'default' AND id = _binary'a'"
+        assert cursor.execute(f"SELECT * FROM {SQL_PREFIX}runs WHERE {where} FOR UPDATE") == 1
+        (claimed,) = connection.execute([claim()])
+        assert sorted(one.run.id for one in claimed.claims) == ["b", "c"]
+        other.rollback()
+    (claimed,) = connection.execute([claim()])
+    assert [one.run.id for one in claimed.claims] == ["a"]
+    connection.close()
+    store.close()
+
+
+def test_a_value_that_is_too_large_for_the_server_fails_alone(maria):
+    store = open_store(maria, namespace="default")
+    connection = store.connect("commands")
+    first, large, last = connection.execute([acquire("a"), start("r", input="9" * 9_000_000), acquire("b")])
+    assert isinstance(first, out.Granted)
+    assert isinstance(last, out.Granted)
+    assert isinstance(large, c.Failed)
+    assert "max_allowed_packet" in str(large.error)
+    connection.close()
+    store.close()
+
+
+def test_an_open_transaction_of_a_user_does_not_stop_other_workers(maria):
+    store = open_store(maria, namespace="default")
+    connection = store.connect("commands")
+    add_worker(connection)
+    connection.execute([start("due")])
+    with raw(maria) as db:
+        db.begin()
+        joined = store.join(db)
+        (started,) = joined.execute([start("mine")])
+        assert isinstance(started, Started)
+        (claimed,) = connection.execute([claim()])
+        assert [one.run.id for one in claimed.claims] == ["due"]
+        add_worker(connection, "w.2")
+        db.rollback()
+    connection.close()
+    store.close()
+
+
+def test_cleanup_removes_guards_of_limits_that_count_nothing(url):
+    limits = WorkflowLimits(limits=(Limit(name="all", max=5, on_excess="queue"),))
+    clock = ManualClock()
+    store = open_store(url, namespace="default", clock=clock)
+    connection = store.connect("commands")
+    add_worker(connection)
+    connection.execute([r.PublishLimits(workflow="order", terms=limits)])
+    places = {"places": (LimitKey("all"),), "terms": limits.digest}
+    (started,) = connection.execute([start("r", worker="w.1", **places)])
+
+    def guards():
+        with sql_session(url) as (session, tables):
+            (rows,) = session.read([f"SELECT about FROM {tables.guards}"])
+        return {about for (about,) in rows}
+
+    counted = guards() - {"workers"}
+    assert len(counted) == 1
+    connection.execute([c.Cleanup()])
+    assert counted <= guards()
+    end = r.RecordRun(run="r", fence=started.run.fence, at=1, request="q", then=Finish("completed", "1"))
+    connection.execute([end])
+    connection.execute([c.Cleanup()])
+    assert not counted & guards()
+    connection.close()
+    store.close()

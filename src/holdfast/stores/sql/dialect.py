@@ -30,6 +30,9 @@ RANDOM_BITS = 62
 class DbDriver(Protocol):
     """A connection of the database's driver."""
 
+    max_bytes: int | None
+    """The largest request that the server accepts; None: any."""
+
     def send(self, text: str) -> list[Rows]:
         """Send statements in one round trip, and return the rows of each statement that has rows."""
 
@@ -70,11 +73,18 @@ class Dialect(Protocol):
     def limited(self, select: str, limit: int | None) -> str:
         """A `SELECT ... ORDER BY ...` of at most so many rows."""
 
+    @property
+    def share(self) -> str:
+        """What is added to a SELECT that shares a lock on its rows in a user's transaction."""
+
     def locked(self, table: str, where: str, *, order: str, share: bool) -> str:
         """A derived table with `n`, the number of rows, and `total`, the sum of their stamps; it locks the rows.
 
         Rows that another transaction has locked are left out.
         """
+
+    def free(self, columns: str, table: str, where: str) -> str:
+        """A SELECT that locks its rows and leaves out those that another transaction has locked."""
 
     def insist(self, condition: str, source: str = "") -> str:
         """A statement that fails with a "conflict" unless the condition is true for the one row of the source."""

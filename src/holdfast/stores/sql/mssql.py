@@ -26,6 +26,8 @@ _BAD_VALUES = (2628, 8152, 8115, 220)
 class SqlServerDriver:
     """A connection of mssql-python that sends several statements at once."""
 
+    max_bytes: int | None = None
+
     def __init__(self, connection: Any) -> None:
         self.connection = connection
 
@@ -107,15 +109,21 @@ class SqlServerDialect:
         """Roll back, if XACT_ABORT has not done so."""
         return ("IF @@TRANCOUNT > 0 ROLLBACK",)
 
+    share = ""
+
     def limited(self, select: str, limit: int | None) -> str:
         """OFFSET and FETCH, which need an ORDER BY."""
         return select if limit is None else f"{select} OFFSET 0 ROWS FETCH NEXT {limit} ROWS ONLY"
 
     def locked(self, table: str, where: str, *, order: str, share: bool) -> str:  # noqa: ARG002  (an index gives it)
         """Lock the rows by hints."""
-        hints = "REPEATABLEREAD, READCOMMITTEDLOCK, ROWLOCK" if share else "UPDLOCK, ROWLOCK, READPAST"
+        hints = "REPEATABLEREAD, ROWLOCK" if share else "UPDLOCK, ROWLOCK, READPAST"
         rows = f"FROM {table} WITH ({hints}) WHERE {where}"
         return f"(SELECT COUNT(*) AS n, COALESCE(SUM(CAST(stamp AS DECIMAL(38, 0))), 0) AS total {rows}) AS x"
+
+    def free(self, columns: str, table: str, where: str) -> str:
+        """Lock what is free."""
+        return f"SELECT {columns} FROM {table} WITH (UPDLOCK, ROWLOCK, READPAST) WHERE {where}"
 
     def insist(self, condition: str, source: str = "") -> str:
         """THROW, which XACT_ABORT turns into a rollback."""

@@ -17,8 +17,10 @@ from .dialect import Cause, Rows
 
 IDLE_SECONDS = 1
 """How long the server keeps an open transaction of a client that sends nothing."""
-_CONFLICTS = frozenset({1022, 1062, 1213, 1690, 1020})
-"""Duplicate keys, deadlock, the failed condition of `insist`, a record changed since the last read (1020)."""
+_CONFLICTS = frozenset({1020, 1022, 1062, 1213, 1690, 3101})
+"""Duplicate keys, deadlock (in a cluster: 3101), the failed condition of `insist`, a row that changed (1020)."""
+ROLLED_BACK = frozenset({1020, 1213, 3101})
+"""Those after which the server has rolled the whole transaction back."""
 _BUSY = frozenset({1205, 3572})
 _MISSING = frozenset({1146})
 _LOST = frozenset({1053, 1077, 1079, 1152, 1158, 1159, 1160, 1161, 1184, 1927, 2006, 2013, 2014, 2027, 2055, 4031})
@@ -27,6 +29,8 @@ _UNREACHABLE = frozenset({1040, 1203, 1226, 2002, 2003, 2005})
 _REFUSED = frozenset({1044, 1045, 1049, 1142, 1143, 1227, 1290, 1698, 1820, 1836, 1862, 2026, 2059, 2061, 3118})
 _BAD_VALUES = frozenset({1153, 1264, 1366, 1406, 3140})
 _STALE_SECONDS = 28_800
+PACKET_ROOM = 1_024
+"""Bytes of the largest packet that are left for its header."""
 
 
 class MySqlDriver:
@@ -34,6 +38,7 @@ class MySqlDriver:
 
     def __init__(self, connection: Any) -> None:
         self.connection = connection
+        self.max_bytes: int | None = None
 
     def send(self, text: str) -> list[Rows]:
         """Send statements in one round trip."""
@@ -78,12 +83,23 @@ class MySqlDialect:
         )
         driver = MySqlDriver(connection)
         try:
-            ((version,),) = driver.send(f"SET SESSION innodb_lock_wait_timeout = {IDLE_SECONDS}; SELECT VERSION()")[0]
+            settings = f"SET SESSION innodb_lock_wait_timeout = {IDLE_SECONDS}"
+            ((version, packet),) = driver.send(f"{settings}; SELECT VERSION(), @@max_allowed_packet")[0]
             self._share = "LOCK IN SHARE MODE" if "mariadb" in version.lower() else "FOR SHARE"
+            driver.max_bytes = int(packet) - PACKET_ROOM
         except BaseException:
             driver.close()
             raise
         return driver
+
+    def connect_for_user(self, timeout: float) -> Any:
+        """A PyMySQL connection for a user's own statements: without a limit of time, one statement at a time."""
+        return pymysql.connect(**self._options, charset="utf8mb4", connect_timeout=max(1, round(timeout)))
+
+    @property
+    def share(self) -> str:
+        """What is added to a SELECT that shares a lock on its rows."""
+        return f" {self._share}"
 
     def literal(self, value: bytes | str | int | None) -> str:
         """Bytes and text in hexadecimal digits: no character is special, whatever `sql_mode` says."""
@@ -126,6 +142,10 @@ class MySqlDialect:
         """Lock the rows in the order of the primary key."""
         how = f"{self._share if share else 'FOR UPDATE'} SKIP LOCKED"
         return f"(SELECT COUNT(*) AS n, COALESCE(SUM(stamp), 0) AS total FROM {table} WHERE {where} {how}) AS x"
+
+    def free(self, columns: str, table: str, where: str) -> str:
+        """Lock what is free."""
+        return f"SELECT {columns} FROM {table} WHERE {where} FOR UPDATE SKIP LOCKED"
 
     def insist(self, condition: str, source: str = "") -> str:
         """Overflow of EXP is an error in every `sql_mode`, as division by zero is not."""

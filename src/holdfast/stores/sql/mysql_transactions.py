@@ -8,7 +8,7 @@ transaction usable, with one exception: after a deadlock the server has rolled a
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 from weakref import WeakSet
 
@@ -24,7 +24,7 @@ from .. import executor
 from ..common import flaw
 from ..contract import Clock, Connection
 from .dialect import Dialect, Rows
-from .mysql import MySqlDialect
+from .mysql import IDLE_SECONDS, ROLLED_BACK, MySqlDialect
 from .session import LostRace, RowBusy, ValueRefused, translated
 from .source import SqlSource
 from .store import SqlStore
@@ -32,7 +32,6 @@ from .tables import SqlTables
 
 PATIENCE_SECONDS = 2
 """How long a command in a user's transaction waits for a row that another transaction has locked."""
-DEADLOCK = 1213
 CURRENT = " FOR UPDATE"
 PLACE = "SELECT CONCAT(@@hostname, ':', @@port, ':', @@datadir, '/', DATABASE())"
 """Identifies a server and a database in it."""
@@ -58,12 +57,14 @@ class MySqlStore(SqlStore):
         """A block with a PyMySQL connection for the user's statements, in one transaction."""
         dialect = self.address.dialect
         assert isinstance(dialect, MySqlDialect)  # noqa: S101  (the opener has seen to it)
-        self.session().close()  # creates the tables, which the transaction cannot
+        self.create_tables()  # which the transaction cannot do
         try:
-            connection = dialect.connect(self.address.timeout).connection
+            connection = dialect.connect_for_user(self.address.timeout)
         except Exception as error:
             raise translated(dialect, error, dialect.cause_of(error), sent=False) from error
         try:
+            with connection.cursor(Cursor) as cursor:
+                cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
             connection.begin()
             _lent.add(connection)
             yield connection
@@ -87,16 +88,14 @@ class MySqlStore(SqlStore):
             raise InvalidOption(
                 f"the character set of this connection is {driver.charset}. Open it with charset='utf8mb4'."
             )
-        if not self._place:
+        ((there,),) = UserStatements(driver, self.address.dialect).ask(PLACE)
+        if there != self._place:  # not read yet, or another server has taken over since then
             session = self.session()
             try:
                 ((self._place,),) = session.run([PLACE])[0]
             finally:
                 session.close()
-        with driver.cursor(Cursor) as cursor:
-            cursor.execute(PLACE)
-            there = cursor.fetchone()
-        if there != (self._place,):
+        if there != self._place:
             raise InvalidOption(
                 f"this connection is to another database than {self.url}, and one transaction can write to one "
                 "database only. Pass a connection to the database of the store."
@@ -115,7 +114,7 @@ def driver_of(connection: Any) -> Any:
     )
 
 
-class UserTrips:
+class UserStatements:
     """Sends statements one by one on a user's connection, each group within a savepoint."""
 
     def __init__(self, driver: Any, dialect: Dialect) -> None:
@@ -128,6 +127,14 @@ class UserTrips:
     def write(self, statements: Sequence[str]) -> None:
         """Write; the user commits."""
         self._sent(statements)
+
+    def ask(self, statement: str) -> Rows:
+        """Send one statement outside of any decision."""
+        try:
+            return (*self._send([statement]), ())[0]
+        except Exception as error:
+            cause = self.dialect.cause_of(error)
+            raise translated(self.dialect, error, cause, sent=False) from error
 
     def _sent(self, statements: Sequence[str]) -> list[Rows]:
         try:
@@ -150,13 +157,15 @@ class UserTrips:
     def _refusal(self, error: Exception) -> Exception:
         """Undo the statements of a failed group, and return the error."""
         cause = self.dialect.cause_of(error)
-        if error.args and error.args[0] == DEADLOCK:
+        if error.args and error.args[0] in ROLLED_BACK:
             return StoreContended(
-                "your transaction was the victim of a deadlock: the server has rolled all of it back. Run it again."
+                f"your transaction conflicted with another one ({error}): the server has rolled all of it back. Run it "
+                "again."
             )
         if cause == "lost":
             return StoreUnavailable(f"the connection of your transaction was lost ({error}): it was rolled back.")
-        self._send(["ROLLBACK TO SAVEPOINT holdfast_step", "RELEASE SAVEPOINT holdfast_step"])
+        self.ask("ROLLBACK TO SAVEPOINT holdfast_step")
+        self.ask("RELEASE SAVEPOINT holdfast_step")
         known = {"conflict": LostRace, "busy": RowBusy, "bad value": ValueRefused}.get(cause)
         return known(str(error)) if known is not None else translated(self.dialect, error, cause, sent=False)
 
@@ -166,7 +175,8 @@ class MySqlJoined:
 
     def __init__(self, driver: Any, tables: SqlTables, namespace: str, dialect: Dialect, clock: Clock) -> None:
         self._driver, self._clock = driver, None if clock is host_clock else clock
-        self._source = SqlSource(UserTrips(driver, dialect), tables, namespace, current=CURRENT)
+        self._statements = UserStatements(driver, dialect)
+        self._source = SqlSource(self._statements, tables, namespace, current=CURRENT)
         self._closed = False
 
     def execute(self, commands: Sequence[Command]) -> list[Outcome]:
@@ -174,10 +184,10 @@ class MySqlJoined:
         if self._closed:
             raise StoreUnusable("this connection is closed. Join the transaction again.")
         self._source.begin(None if self._clock is None else self._clock())
-        with self._driver.cursor(Cursor) as cursor:
-            cursor.execute("SELECT @@SESSION.innodb_lock_wait_timeout")
-            (before,) = cursor.fetchone()
-            cursor.execute(f"SET SESSION innodb_lock_wait_timeout = {PATIENCE_SECONDS}")
+        ((before,),) = self._statements.ask("SELECT @@SESSION.innodb_lock_wait_timeout")
+        self._statements.ask(f"SET SESSION innodb_lock_wait_timeout = {PATIENCE_SECONDS}")
+        if self._driver in _lent:  # the commit follows at once: a client that is paused now must not keep the rows
+            self._statements.ask(f"SET SESSION wait_timeout = {IDLE_SECONDS}")
         try:
             outcomes: list[Outcome | None] = [flaw(command) for command in commands]
             sound = [place for place, outcome in enumerate(outcomes) if outcome is None]
@@ -189,8 +199,8 @@ class MySqlJoined:
             raise
         finally:
             if self._driver.open:
-                with self._driver.cursor(Cursor) as cursor:
-                    cursor.execute(f"SET SESSION innodb_lock_wait_timeout = {before}")
+                with suppress(StoreError):  # the error that matters is the first one
+                    self._statements.ask(f"SET SESSION innodb_lock_wait_timeout = {before}")
         return outcomes  # type: ignore[return-value]  # all are answered by now
 
     def close(self) -> None:

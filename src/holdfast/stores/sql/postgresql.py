@@ -28,6 +28,8 @@ _CONFLICTS = (
 class PsycopgDriver:
     """A psycopg connection that sends several statements at once."""
 
+    max_bytes: int | None = None
+
     def __init__(self, connection: psycopg.Connection[Any]) -> None:
         self.connection = connection
 
@@ -97,6 +99,8 @@ class PostgresDialect:
         """Roll back: after an error the server has released all locks already."""
         return ("ROLLBACK",)
 
+    share = " FOR SHARE"
+
     def limited(self, select: str, limit: int | None) -> str:
         """LIMIT."""
         return select if limit is None else f"{select} LIMIT {limit}"
@@ -107,6 +111,10 @@ class PostgresDialect:
             f"SELECT stamp FROM {table} WHERE {where} ORDER BY {order} FOR {'SHARE' if share else 'UPDATE'} SKIP LOCKED"
         )
         return f"(SELECT COUNT(*) AS n, COALESCE(SUM(stamp), 0) AS total FROM ({rows}) AS y) AS x"
+
+    def free(self, columns: str, table: str, where: str) -> str:
+        """Lock what is free."""
+        return f"SELECT {columns} FROM {table} WHERE {where} FOR UPDATE SKIP LOCKED"
 
     def insist(self, condition: str, source: str = "") -> str:
         """Overflow of EXP is an error."""

@@ -29,8 +29,6 @@ GROUPS = (q.GroupSize, q.Members, q.LatestArrivals, q.LatestStarts, q.StartsToCo
 """Questions about runs that are counted together."""
 ALL_WORKERS = "workers"
 """The name of the guard of the registered workers, and of which runs they have."""
-EVERY = 2**62
-"""A limit that is no limit."""
 
 
 class Reading:
@@ -45,14 +43,17 @@ class Reading:
         namespace: str,
         at: int | None,
         current: str = "",
+        passed_over: Collection[str] = (),
     ) -> None:
         """`at` replaces the clock in tests.
 
         `current` is added to statements in a user's transaction, whose snapshot may be older than what others have
         committed: it locks the rows. Workers and their leases are read without it, or no heartbeat could be written.
+        Due runs that are `passed_over` are not listed.
         """
         self._dialect, self._tables, self._at, self._current = dialect, tables, at, current
         self._literal = dialect.literal
+        self._passed_over = passed_over
         self._ns = dialect.literal(namespace.encode())
         self._clock = dialect.clock if at is None else str(at)
         self._by: defaultdict[type[Question], list[Any]] = defaultdict(list)
@@ -127,8 +128,12 @@ class Reading:
             for name, stamp in rows:
                 self.guards[by_digest[bytes(name)]] = stamp
 
-        wanted = self._digests((name,) for name in names)
-        self._step(self._select("name, stamp", self._tables.guards, f"name IN {wanted}"), take)
+        workers = names & {ALL_WORKERS}  # in a user's transaction it must stay free for all workers
+        for some, current in ((workers, ""), (names - workers, self._current)):
+            if some:
+                wanted = self._digests((name,) for name in some)
+                select = self._select("name, stamp", self._tables.guards, f"name IN {wanted}")
+                self._step(f"{select.removesuffix(self._current)}{current}", take)
 
     def _read_workers(self) -> None:
         if q.RegisteredWorkers not in self._by:
@@ -174,7 +179,10 @@ class Reading:
                 self.stamps.setdefault(one, None)
                 self._answers.append((one, found.get(one)))
 
-        self._step(self._select(f"{columns}, stamp", table, where), take)
+        select = self._select(f"{columns}, stamp", table, where)
+        if kind is q.LimitsOf and self._current:  # it is only compared: other starts need it too
+            select = f"{select.removesuffix(self._current)}{self._dialect.share}"
+        self._step(select, take)
 
     def _read_runs(self) -> None:
         by, tables = self._by, self._tables
@@ -197,6 +205,8 @@ class Reading:
         for kind, sign in ((q.RunsAtOnce, "due_at < 0"), (q.RunsByTime, "due_at >= 0")):
             for one in by.get(kind, ()):
                 where = f"type = {self._bytes(one.type)} AND {sign}"
+                if self._passed_over:
+                    where += f" AND id NOT IN {self._keys(self._passed_over)}"
                 self._list(
                     one,
                     self._select("due_at, id", tables.runs, where, "ORDER BY due_at, id", one.limit),

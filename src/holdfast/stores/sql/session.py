@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import random
+import secrets
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Protocol
 
 from ...errors import StoreError, StoreUnavailable, StoreUnusable
-from .dialect import RANDOM_BITS, Cause, DbDriver, Dialect, Rows
+from .dialect import RANDOM_BITS, Cause, DbDriver, Dialect, Rows, listing
+from .tables import SqlTables
+
+MOST_GUARDS = 1_000
+"""How many guards are removed at once."""
 
 
 class LostRace(Exception):
@@ -28,8 +32,8 @@ class TablesMissing(StoreUnusable):
 
 
 def new_stamp() -> int:
-    """A number that no other write has: it is never zero."""
-    return random.getrandbits(RANDOM_BITS) + 1
+    """A number that no other write has, also if the program has seeded `random`; never zero."""
+    return secrets.randbits(RANDOM_BITS) + 1
 
 
 class StatementRunner(Protocol):
@@ -69,14 +73,41 @@ class SqlSession:
         """Send statements that are committed together."""
         self._send(self.dialect.writing(statements), writes=True)
 
+    def lockable(self, table: str, column: str, namespace: str, names: Sequence[str]) -> set[str]:
+        """Those of these rows that no other transaction has locked at this moment."""
+        literal = self.dialect.literal
+        keys = listing(literal(name.encode()) for name in names)
+        where = f"ns = {literal(namespace.encode())} AND {column} IN {keys}"
+        rows = self._send(self.dialect.writing([self.dialect.free(column, table, where)]), writes=False)
+        return {bytes(name).decode() for (name,) in rows[0]}
+
+    def remove_guards(self, tables: SqlTables, namespace: str) -> None:
+        """Remove up to a thousand guards of groups that have neither runs nor starts."""
+        ns = self.dialect.literal(namespace.encode())
+        without = " AND ".join(
+            f"NOT EXISTS (SELECT 1 FROM {table} p WHERE p.ns = g.ns AND p.party = g.name)"
+            for table in (tables.places, tables.starts)
+        )
+        select = f"SELECT g.name FROM {tables.guards} g WHERE g.ns = {ns} AND {without} ORDER BY g.name"
+        (rows,) = self.read([self.dialect.limited(select, MOST_GUARDS)])
+        if rows:
+            names = listing(self.dialect.literal(bytes(name)) for (name,) in rows)
+            self.write([f"DELETE FROM {tables.guards} WHERE ns = {ns} AND name IN {names}"])
+
     def run(self, statements: Sequence[str]) -> list[Rows]:
         """Send statements, each a transaction by itself."""
         return self._send(statements, writes=True)
 
     def _send(self, statements: Sequence[str], *, writes: bool) -> list[Rows]:
+        text = ";\n".join(statements)
+        if self._driver.max_bytes is not None and len(text) > self._driver.max_bytes:
+            raise ValueRefused(
+                f"the request would have {len(text):,} bytes, and the server accepts {self._driver.max_bytes:,} "
+                "(max_allowed_packet); a text is sent with two bytes for each"
+            )
         self.trips += 1
         try:
-            return self._driver.send(";\n".join(statements))
+            return self._driver.send(text)
         except Exception as error:
             cause = self.dialect.cause_of(error)
             if cause != "lost":
@@ -121,4 +152,7 @@ def translated(dialect: Dialect, error: Exception, cause: Cause, *, sent: bool) 
             + (" The commands may have been carried out." if sent else " Nothing was changed."),
             ambiguous=sent,
         )
-    return StoreUnusable(f"{dialect.name} reported an error that Holdfast does not expect ({reason}).")
+    reported = f"{dialect.name} reported an error that Holdfast does not expect ({reason})."
+    if sent:  # for example a KILL that hit the commit
+        return StoreUnavailable(f"{reported} The commands may have been carried out.", ambiguous=True)
+    return StoreUnusable(f"{reported} Nothing was changed.")

@@ -9,16 +9,18 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 
-from ...commands import Command
-from ...errors import StoreContended, StoreError, StoreUnusable
+from ...commands import Command, Failed
+from ...errors import RecordUnreadable, StoreContended, StoreError, StoreUnusable
 from ...rules.lock_outcomes import Outcome
 from ..executor import StepRefused
-from ..questions import Changes, Question, Snapshot
+from ..questions import Changes, Claimable, Question, RowLocked, RunById, Snapshot
 from ..repository import BatchRepository
+from .dialect import Rows
 from .lists import SqlLists
 from .reading import Reading
-from .session import LostRace, RowBusy, StatementRunner, ValueRefused, new_stamp
+from .session import LostRace, RowBusy, SqlSession, StatementRunner, ValueRefused, new_stamp
 from .tables import SqlTables
 from .writing import Writing, check
 
@@ -37,6 +39,8 @@ class SqlSource:
         """`current` is added to reads in a user's transaction: see `Reading`."""
         self._session, self._tables, self._namespace, self._current = session, tables, namespace, current
         self._reading: Reading | None = None
+        self._busy: set[str] = set()
+        self._claiming = False
         self._more: set[Question] = set()
         self._tries = 0
         self.at: int | None = None
@@ -50,10 +54,12 @@ class SqlSource:
         """Begin a batch."""
         self.at, self.wrote, self._tries = at, False, 0
         self._more.clear()
+        self._busy.clear()
 
     def read(self, questions: Collection[Question], *, changing: Collection[Question]) -> Snapshot:
         """Read the answers, and the time after them, in one round trip."""
         wanted = {*questions, *self._more} if changing else questions
+        self._claiming = claiming = any(isinstance(question, Claimable) for question in questions)
         reading = Reading(
             wanted,
             dialect=self._session.dialect,
@@ -61,15 +67,30 @@ class SqlSource:
             namespace=self._namespace,
             at=self.at,
             current=self._current,
+            passed_over=self._busy if claiming else (),
         )
         try:
-            rows = self._session.read(reading.statements)
-        except (LostRace, RowBusy) as busy:
-            raise StepRefused(_contended(busy)) from busy
+            rows = self._read(reading.statements)
         except ValueRefused as refused:
             raise StepRefused(_bad_value(refused)) from refused
         self._reading = reading
-        return reading.snapshot(rows)
+        snapshot = reading.snapshot(rows)
+        if claiming:
+            for question in map(RunById, self._busy):  # a claim leaves out runs that other transactions have locked
+                if snapshot.knows(question):
+                    with suppress(RecordUnreadable):
+                        snapshot.put(question, RowLocked(question, snapshot.get(question)))
+        return snapshot
+
+    def _read(self, statements: Sequence[str]) -> list[Rows]:
+        """Read; a database that locks what it reads may report a deadlock, and is asked again."""
+        for last in (False, False, True):
+            try:
+                return self._session.read(statements)
+            except (LostRace, RowBusy) as busy:
+                if last:
+                    raise StepRefused(_contended(busy)) from busy
+        raise AssertionError
 
     def write(self, repository: BatchRepository, hints: Sequence[str], woken: Sequence[str]) -> bool:  # noqa: ARG002
         """Compare everything that the decision depends on, write, and commit, in one round trip."""
@@ -92,6 +113,8 @@ class SqlSource:
         except LostRace:
             self.conflicts += 1
             self._tries += 1
+            if self._claiming:
+                self._find_busy(reading)
             time.sleep(random.uniform(0, min(PAUSE * self._tries, LONGEST_PAUSE)))
             return False
         except RowBusy as busy:
@@ -102,6 +125,22 @@ class SqlSource:
         self._tries = 0
         self._more.clear()
         return True
+
+    def _find_busy(self, reading: Reading) -> None:
+        """Note the runs that were read and that another transaction has locked now."""
+        runs = [one for one, stamp in reading.stamps.items() if isinstance(one, RunById) and stamp is not None]
+        if not runs or not isinstance(self._session, SqlSession):
+            return
+        names = sorted(one.id for one in runs)
+        with suppress(LostRace, RowBusy):
+            self._busy |= set(names) - self._session.lockable(self._tables.runs, "id", self._namespace, names)
+
+    def remove_guards(self) -> None:
+        """Remove guards of groups without runs and starts. A client that has read one decides again."""
+        if not isinstance(self._session, SqlSession):
+            return
+        with suppress(LostRace, RowBusy):
+            self._session.remove_guards(self._tables, self._namespace)
 
     def check(self, changes: Changes) -> None:
         """Raise for what cannot be stored."""
@@ -117,6 +156,11 @@ class SqlSource:
             return lists.answer(command)
         except (LostRace, RowBusy) as busy:
             raise StepRefused(_contended(busy)) from busy
+
+
+def locked(command: Command) -> Failed:
+    """The answer to a command whose row another transaction has locked."""
+    return Failed(error=_contended(RowBusy(f"{type(command).__name__}: the row is locked")))
 
 
 def _contended(error: Exception) -> StoreError:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from ...commands import Command
+from ...commands import Cleanup, Command
 from ...errors import StoreError, StoreUnusable
 from ...platform import after_fork_in_child, host_clock
 from ...rules.lock_outcomes import Outcome
@@ -25,7 +25,7 @@ from . import health
 from .address import DEFAULT_PREFIX, Address, parse
 from .schema import prepare, version_of
 from .session import SqlSession, TablesMissing
-from .source import SqlSource
+from .source import SqlSource, locked
 from .tables import VERSION, SqlTables
 
 if TYPE_CHECKING:
@@ -108,6 +108,11 @@ class SqlStore:
             session.close()
             raise
         return session
+
+    def create_tables(self) -> None:
+        """Create the tables, unless this store knows that they exist."""
+        if not self._prepared:
+            self.session().close()
 
     def forget_tables(self) -> None:
         """Look for the tables again, with the next connection."""
@@ -207,8 +212,10 @@ class SqlConnection:
         done = executor.execute(self._source, [commands[place] for place in sound])
         self.moments = [0] * len(commands)
         for place, outcome, moment in zip(sound, done.outcomes, done.moments, strict=True):
-            outcomes[place], self.moments[place] = outcome, moment
-        return outcomes, done.hints  # type: ignore[return-value]  # no row is ever reported as locked
+            outcomes[place], self.moments[place] = outcome or locked(commands[place]), moment
+        if any(isinstance(command, Cleanup) for command in commands):
+            self._source.remove_guards()
+        return outcomes, done.hints  # type: ignore[return-value]  # all are answered by now
 
     def close(self) -> None:
         """End the session."""

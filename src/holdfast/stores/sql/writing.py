@@ -125,20 +125,30 @@ class Writing:
         self._same(tables.guards, "name", {name: known[name] for name in shared}, share=True)
         self._same(tables.guards, "name", {name: known[name] for name in known.keys() - shared})
         limits = {one: stamps[one] for one in rows if isinstance(one, q.LimitsOf)}
-        written = {one.workflow.encode(): stamp for one, stamp in limits.items() if one.workflow in changes.terms}
+        new = {one.workflow.encode(): stamp for one, stamp in limits.items() if one.workflow in changes.terms}
         read = {one.workflow.encode(): stamp for one, stamp in limits.items() if one.workflow not in changes.terms}
-        self._same(tables.limits, "workflow", written)
+        self._same(tables.limits, "workflow", new)
         self._same(tables.limits, "workflow", read, share=True)
-        runs = {one.id.encode(): stamps[one] for one in rows if isinstance(one, q.RunById)}
-        self._same(tables.runs, "id", runs)
+        for written in (True, False):  # a row that is only read may be read by other decisions at the same time
+            runs = {
+                one.id.encode(): stamps[one]
+                for one in rows
+                if isinstance(one, q.RunById) and (one.id in changes.runs) is written
+            }
+            self._same(tables.runs, "id", runs, share=not written)
         slots = {digest(*one.address): stamps[one] for one in rows if isinstance(one, q.SlotAt)}
         self._same(tables.slots, "id", slots)
         records = [one for one in rows if isinstance(one, q.RecordAt)]
         for kind in sorted({one.kind for one in records}):
             texts = {one.key.encode(): stamps[one] for one in records if one.kind == kind}
             self._same(tables.records, "k", texts, f"kind = {self._literal(kind.encode())} AND ")
-        locks = {one.key.encode(): stamps[one] for one in rows if isinstance(one, q.LockByKey)}
-        self._same(tables.locks, "k", locks)
+        for written in (True, False):
+            locks = {
+                one.key.encode(): stamps[one]
+                for one in rows
+                if isinstance(one, q.LockByKey) and (one.key in changes.locks) is written
+            }
+            self._same(tables.locks, "k", locks, share=not written)
 
     def _same(
         self, table: str, column: str, stamps: dict[bytes, int | None], also: str = "", *, share: bool = False
@@ -240,7 +250,8 @@ class Writing:
         self._insert(self._tables.runs, columns, new)
         for item, until in changes.dangling.items():
             if until is not None:  # an unreadable run must not stay the first that is due
-                self._update(self._tables.runs, self._is("id", item.item[-1]), due_at=until)
+                where = f"{self._is('id', item.item[-1])} AND due_at = {int(item.item[0])}"
+                self._update(self._tables.runs, where, due_at=until)
         self._write_attributes(runs)
 
     def _write_attributes(self, runs: Sequence[tuple[Run | None, Run]]) -> None:
