@@ -122,7 +122,7 @@ CAS_CORE = [
         "a command is answered by memory although nothing is written",
         "if change is None or change.lock is None or _others(own.record, commands) != _others(change.lock, commands):",
         "if change and change.lock and _others(own.record, commands) != _others(change.lock, commands):",
-        SUITE + "test_a_record_that_cannot_be_read_spares_the_renewals_beside_it",
+        SUITE + "test_an_unreadable_record_does_not_affect_other_renewals_of_its_batch",
     ),
     core(
         "the clock is read before the records",

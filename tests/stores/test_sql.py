@@ -20,7 +20,7 @@ from holdfast.errors import InvalidOption, StoreUnavailable, StoreUnusable
 from holdfast.platform import host_clock
 from holdfast.rules import lock_outcomes as out
 from holdfast.rules.runs.limits import Limit, LimitKey, WorkflowLimits
-from holdfast.rules.runs.outcomes import Started
+from holdfast.rules.runs.outcomes import Claimed, Started
 from holdfast.rules.runs.record import Finish
 from holdfast.stores import open_store
 from holdfast.stores import questions as q
@@ -325,7 +325,7 @@ def test_the_clock_is_read_after_the_records():
     assert len(reading.statements) == 7
 
 
-def test_stamps_are_unique_also_if_programs_seed_random(url):
+def test_stamps_are_unique_also_if_programs_seed_random():
     """Two processes that begin with the same seed must not write the same stamps."""
     random.seed(0)
     first = new_stamp()
@@ -343,6 +343,7 @@ def test_a_claim_leaves_out_a_run_whose_row_another_transaction_has_locked(maria
         where = "ns = _binary'default' AND id = _binary'a'"
         assert cursor.execute(f"SELECT * FROM {SQL_PREFIX}runs WHERE {where} FOR UPDATE") == 1
         (claimed,) = connection.execute([claim()])
+        assert isinstance(claimed, Claimed), claimed
         assert sorted(one.run.id for one in claimed.claims) == ["b", "c"]
         other.rollback()
     (claimed,) = connection.execute([claim()])
@@ -374,6 +375,7 @@ def test_an_open_transaction_of_a_user_does_not_stop_other_workers(maria):
         (started,) = joined.execute([start("mine")])
         assert isinstance(started, Started)
         (claimed,) = connection.execute([claim()])
+        assert isinstance(claimed, Claimed), claimed
         assert [one.run.id for one in claimed.claims] == ["due"]
         add_worker(connection, "w.2")
         db.rollback()
