@@ -199,7 +199,8 @@ class Context(ContextLocks):
         """
         if not self._code.transactional:
             raise NotInWorkflow(
-                "ctx.transaction needs a store that is a database for your own tables too: SQLite or PostgreSQL. "
+                "ctx.transaction needs a store that is a database for your own tables too: SQLite, PostgreSQL, MySQL or "
+                "MariaDB. "
                 "On this store use ctx.step, and current_step().idempotency_key to make its effect happen once."
             )
         if inspect.iscoroutinefunction(function):
