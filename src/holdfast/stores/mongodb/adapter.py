@@ -42,8 +42,8 @@ class MongoAdapter:
 
         The server reads `$$NOW` before the documents, so a document that was written in between can be newer than
         `$$NOW`. The returned time is therefore not earlier than the `at` of any document that was read. It exceeds
-        `$$NOW` by at most the duration of the request: after the server's clock was set back, old documents must not
-        determine the time.
+        `$$NOW` by at most the duration of the request and 1 ms: after the server's clock was set back, old documents
+        must not determine the time.
         """
         ids = {self._layout.id(name): name for name in names}
         while True:
