@@ -103,7 +103,7 @@ class RunLocked(HoldfastError):
 
 
 class AtomicStateConflictError(HoldfastError):
-    """Other writers changed the state first, with every try. Nothing was written; the call may be repeated."""
+    """In every try another writer was faster. Nothing was written; the call may be repeated."""
 
     retryable = True
 
@@ -194,7 +194,10 @@ class StoreUnavailable(StoreError):
 
 
 class StoreContended(StoreUnavailable):
-    """The record is locked by another client at this moment. Nothing was changed; all other records can be used."""
+    """Other clients keep this record locked or change it all the time. Nothing was changed.
+
+    All other records can be used.
+    """
 
 
 class StoreUnusable(StoreError):
@@ -214,7 +217,10 @@ class RecordUnreadable(StoreError):
 
 
 class NotInWorkflow(HoldfastError, RuntimeError):
-    """This cannot be called in workflow code. Call it in a step."""
+    """This call is not possible here.
+
+    The message says whether it belongs in a step, in workflow code, or needs another store.
+    """
 
 
 class NonDeterminismError(HoldfastError):
@@ -256,7 +262,7 @@ class RunEnded(HoldfastError):
 
 
 class WorkflowFailed(HoldfastError):
-    """The run did not complete. `kind` is the type of its error, `traceback` its place, as text."""
+    """The run did not complete. `kind` is the type of its error, `traceback` is its traceback, as text."""
 
     def __init__(
         self,
@@ -277,7 +283,7 @@ class WorkflowFailed(HoldfastError):
 
 
 class StepFailed(HoldfastError):
-    """A step failed and is not retried. `kind` is the type of its error, `traceback` its place, as text."""
+    """A step failed and is not retried. `kind` is the type of its error, `traceback` is its traceback, as text."""
 
     def __init__(
         self,

@@ -40,8 +40,8 @@ def fence_condition(lease_or_token: Fenced | int) -> FenceCondition:
     """The parts of a request of your own that DynamoDB refuses if a newer holder has written the item.
 
     Put all of them into the request, `update` too: without it the fence does not rise. A refused request raises boto3's
-    ConditionalCheckFailedException. The holder of a semaphore is also refused while another holder knows of a higher
-    floor; `lease.renew()` reads the present one.
+    ConditionalCheckFailedException. A holder of a semaphore is also refused if another holder has stored a higher floor
+    in the item. Call `lease.renew()` to get the current floor, then build the condition again.
 
     >>> fence = fence_condition(1_700_000_000_000_000)
     >>> fence.condition
@@ -104,7 +104,10 @@ def _conditional(fence: FenceCondition) -> dict[str, Any]:
 
 
 def _raised(table: Any, offer: Offer, send: Callable[[FenceCondition], Any]) -> Any:
-    """Send the request with the offer's floor, or with the higher one that is stored and that the token reaches."""
+    """Send the request with the offer's floor.
+
+    If the item has a higher floor that is not above the token, send the request again with that floor.
+    """
     floor = offer.floor
     while True:
         try:
@@ -115,7 +118,7 @@ def _raised(table: Any, offer: Offer, send: Callable[[FenceCondition], Any]) -> 
                 raise  # it was not the fence that refused
         if highest > offer.token:
             raise StaleToken(resource=str(table.name), offered=offer.token, highest=highest)
-        floor = highest  # another holder of a semaphore knows of a higher floor than this one: it must stay
+        floor = highest  # stored by another holder of the semaphore: it must not become lower
 
 
 def _stored_floor(error: Exception, table: Any) -> int | None:

@@ -48,7 +48,7 @@ def judge(resource: str, offer: Offer, *, may_create: bool) -> Judge:
 
 
 def _table(*, may_create: bool) -> Generator[FenceStatement, Rows, None]:
-    """Make sure that the table exists and keeps its rows as the user's tables do."""
+    """Make sure that the table exists, is not temporary, and takes part in transactions (InnoDB)."""
     ((found,),) = yield FenceStatement(THERE)
     if not found:
         if not may_create:
@@ -66,7 +66,7 @@ def _table(*, may_create: bool) -> Generator[FenceStatement, Rows, None]:
 
 
 def guard(connection: Any, resource: str, offer: Offer) -> None:
-    """Check the token and store the floor within the transaction. If it refuses, it rolls back one that it opened."""
+    """Check the token and store the floor within the transaction. After an error, end a transaction that it opened."""
     opens = not connection.server_status & SERVER_STATUS.SERVER_STATUS_IN_TRANS
     if opens and connection.get_autocommit():
         raise InvalidOption(

@@ -38,7 +38,7 @@ MAX_AGE = 30.0
 TRIES = 40
 """How often a command is decided, at most, if other clients change its record each time."""
 PATIENCE = 2.0
-"""Seconds after which a command whose record others change all the time fails, so that its batch can be answered."""
+"""Seconds after which a command fails if other clients change its record all the time. Its batch waits no longer."""
 PAUSES = (0.002, 0.05)
 """The longest pause in seconds before the second try and before any later one; each is random, and they double."""
 

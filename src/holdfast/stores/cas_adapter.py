@@ -2,7 +2,7 @@
 
 An adapter knows nothing of locks. It keeps texts under names, each with a stamp, and writes or removes a text only if
 its stamp is the one that the caller has read. `cas.py` runs the rules over any adapter. Errors of the driver are mapped
-by the adapter: `StoreUnavailable` and its kin, `ambiguous` unless it is certain that nothing was done.
+by the adapter: `StoreUnavailable` and its subclasses, `ambiguous` unless it is certain that nothing was done.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ class StampedText(NamedTuple):
 
 
 class CasRead(NamedTuple):
-    """The records that were found, and the time in microseconds, taken with or after the records, never before."""
+    """The records that were found, and the time in microseconds, which must not be earlier than any of the records.
+
+    A service that can read its clock only before the records must correct the time with `CasWrite.now`.
+    """
 
     found: Mapping[CasName, StampedText]
     now: int
@@ -56,10 +59,9 @@ class CasWrite(NamedTuple):
     expected: str | None
     """The stamp that must be stored now; None: there must be no record."""
     woken: tuple[str, ...] = ()
-    """The attempts that this write grants something or hints. Only a service that notifies needs them."""
+    """The attempts to notify: those that this write grants something, and those that should ask again."""
     now: int = 0
-    """The time of the decision. A service whose clock is read before the records may store it: a later reading of the
-    record is not earlier than this."""
+    """The time of the decision. The time returned with a later read of this record must not be earlier than this."""
 
 
 class CasAdapter(Protocol):
@@ -109,7 +111,7 @@ class CasService(Protocol):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the service can promise. It supports no workflows, whatever it is."""
+        """What the service can promise. `workflows` is ignored: these stores never support workflows."""
 
     def connect(self) -> CasAdapter:
         """Open a connection."""
@@ -137,7 +139,7 @@ class CasService(Protocol):
         """
 
     def written_back(self, stored: LockRecord, shown: LockRecord, after: LockRecord) -> LockRecord:
-        """The record to write, where `observed` has shown the rules `shown` and they have made `after` of it.
+        """The record to write. `shown` is what `observed` returned, and `after` is the result of the rules.
 
         A service that replaces expiries puts back what the rules left unchanged: otherwise every write of one client
         would look like a renewal of all holders to the others.

@@ -2,9 +2,9 @@
 
 The reply to a write was lost, and the record that is read now has neither the stamp of that write nor the stamp that
 the write expected. Another client has written since: over the effect of this command, or in its place. A command may
-be decided again only if its rule recognises it by its attempt, token or request id, so that nothing is done twice. An
-outcome that says "not there" would also follow from the first try's success, and is not given. Decision 27 has the
-reasoning for each command.
+be decided again only if its rule recognises it by its attempt, token or request id, so that nothing is done twice.
+`NotHolder` is not returned: it would also result if the first try had succeeded. Decision 27 has the reasoning for
+each command.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def may_be_decided_again(command: Command) -> bool:
 
 
 def outcome_after_doubt(command: Command, outcome: Outcome) -> Outcome:
-    """The outcome of a command that was decided again, or that it is unknown."""
+    """The outcome of a command that was decided again; `unknown` if that outcome proves nothing."""
     if isinstance(command, NAMED_BY_TOKEN) and isinstance(outcome, NotHolder):
         return unknown(command)
     return outcome

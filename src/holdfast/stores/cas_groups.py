@@ -1,9 +1,9 @@
 """The commands of a batch about one record, from the first read to their outcomes, without I/O.
 
-A group is shown the record, decides, and says what to write; it is told the result of the write. If another client was
-faster, the group is shown the record again. If the result is unknown, the next look settles it where it can: the
-write's own stamp proves that it was applied; the stamp that it expected proves that it was not, and whatever is written
-under the same condition replaces it; any other stamp proves nothing (`cas_doubt.py`).
+A group gets the record, decides, and returns what to write; then it gets the result of the write. If another client was
+faster, the record is read and decided again. If the result is unknown, the record is read again, too: the write's own
+stamp proves that it was applied; the stamp that it expected proves that it was not, and a new write with the same
+condition makes the old one fail; any other stamp proves nothing (`cas_doubt.py`).
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class Group:
         self._open, self._unknown = [], []
 
     def _finish_without_write(self, answers: Sequence[tuple[int, Outcome]]) -> None:
-        """Nothing is to be written. A write that may still be under way would then be the last word: say so."""
+        """Nothing is to be written. If an earlier write may still arrive, the outcome is reported as unknown."""
         for (place, command), (_, outcome) in zip(self._open, answers, strict=True):
             under_way = bool(self._unknown) and not isinstance(command, LOOKS)
             self.answers[place] = unknown(command) if under_way else outcome

@@ -2,9 +2,9 @@
 
 A lock that is still as this client left it can be released or renewed by one conditional write, without reading it
 first; the stamp in the condition shows whether it is. The time of such a decision is a lower bound of the service's
-time: the last reading, and the time that has passed since its reply arrived. So no expiry becomes too late. A grant
-that may have expired by the upper bound, and anything but the grants in question that would change, needs a read.
-Shared by the connections of a store, because heartbeats use their own.
+time: the last reading, and the time that has passed since its reply arrived. So no expiry becomes too late. The
+record is read first if the grant may have expired by the upper bound, or if the command would change anything except
+its own grants. Shared by the connections of a store, because heartbeats use their own.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ class Watch(Protocol):
 
     @property
     def polls(self) -> bool:
-        """Whether no hints are sent at this moment. A watch that polls gives hints to `eager` attempts only."""
+        """Whether the server sends no notifications now. Then the watch polls, and only for `eager` attempts."""
 
     def expect(self, id: str, *, eager: bool) -> None:
         """Register an attempt that waits; `eager` for the head of a queue, for which the store may be polled often."""

@@ -199,8 +199,9 @@ class Context(ContextLocks):
         """
         if not self._code.transactional:
             raise NotInWorkflow(
-                "ctx.transaction needs a store that is a database for your own tables too: SQLite or PostgreSQL. "
-                "On this store use ctx.step, and current_step().idempotency_key to make its effect happen once."
+                "ctx.transaction needs a store that is a database for your own tables too: SQLite, PostgreSQL, MySQL "
+                "or MariaDB. On this store use ctx.step, and current_step().idempotency_key to make its effect happen "
+                "once."
             )
         if inspect.iscoroutinefunction(function):
             raise InvalidWorkflow(f"the transaction {name!r} runs in a thread: it must be a plain function, not async")

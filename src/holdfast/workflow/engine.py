@@ -177,7 +177,9 @@ class Engine(AsyncRunQueries, AsyncOnly):
 
     async def _begin(self, client: BaseClient) -> None:
         if not client.runtime.store.capabilities.workflows:
-            raise StoreUnusable(f"{client.url} cannot run workflows yet: use SQLite, PostgreSQL or Redis/Valkey")
+            raise StoreUnusable(
+                f"{client.url} cannot run workflows: use SQLite, PostgreSQL, MySQL, MariaDB, Redis or Valkey"
+            )
         self._worker = self._new_worker(client)
         await self._publish(client)
         await self._worker.start()

@@ -215,8 +215,8 @@ class RunStarter:
         store = self.client.runtime.store
         if not isinstance(store, SharesTransactions):
             raise InvalidOption(
-                f"connection= needs a store on whose database your own tables can be (SQLite, PostgreSQL), and this is "
-                f"{store.url}. Start the run after your commit, with an idempotency_key."
+                f"connection= needs a store on whose database your own tables can be (SQLite, PostgreSQL, MySQL, "
+                f"MariaDB), and this is {store.url}. Start the run after your commit, with an idempotency_key."
             )
         joined = store.join(connection)
         if isinstance(workflow, str) and workflow_of(new.type) not in self._published:

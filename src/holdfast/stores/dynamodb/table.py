@@ -80,7 +80,10 @@ def clock_difference(answer: Any, clock: Clock) -> float | None:
 
 
 def differs_much(ahead: float | None, settings: TableSettings) -> bool:
-    """Whether a clock is so far from the service's that another client's could be too far from it."""
+    """Whether a clock differs from the service's by more than half of `skew`.
+
+    If another client's clock differs as much in the other direction, the two differ by more than `skew`.
+    """
     return ahead is not None and ahead != 0 and abs(ahead) * MICROSECONDS > settings.skew / 2
 
 

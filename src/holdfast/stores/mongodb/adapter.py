@@ -40,9 +40,10 @@ class MongoAdapter:
     def read(self, names: Sequence[CasName]) -> CasRead:
         """Read the documents with the time, in one `aggregate`.
 
-        The server takes `$$NOW` when the request begins, before it reads. A document that was written in between would
-        come from the future, so the time is not earlier than its `at`; but not later than the request can have taken,
-        because a server whose clock was set back must not follow the times of old documents.
+        The server reads `$$NOW` before the documents, so a document that was written in between can be newer than
+        `$$NOW`. The returned time is therefore not earlier than the `at` of any document that was read. It exceeds
+        `$$NOW` by at most the duration of the request and 1 ms: after the server's clock was set back, old documents
+        must not determine the time.
         """
         ids = {self._layout.id(name): name for name in names}
         while True:
@@ -151,7 +152,7 @@ def add_clock(shared: SharedClient) -> None:
 
 
 def _each(count: int, total: int) -> bool | None:
-    """What is known about each of so many writes of which so many were made."""
+    """What is known about each of `total` writes if `count` of them were applied."""
     if count == total:
         return True
     return False if count == 0 else None

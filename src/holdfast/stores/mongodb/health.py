@@ -145,7 +145,7 @@ def _collection(address: MongoAddress, indexes: Any, *, prepared: bool) -> Findi
         return Finding(
             check="collection",
             level="warning",
-            detail=f"{name} has no index {DUE_INDEX}, or not the document that the time is read with",
+            detail=f"{name} lacks the index {DUE_INDEX}, or the document with which the time is read",
             advice="The next client that opens the store creates both; its user needs the role readWrite.",
         )
     return Finding(check="collection", level="ok", detail=f"{name} has its index")

@@ -2,7 +2,7 @@
 
 All names of a namespace share one hash tag, `{namespace}`, so that a batch is one script in a cluster too. Characters
 that would end the tag early, or begin another, are percent-encoded; all others are written as they are, so that names
-are readable. The layout is a stored format, described in docs/stores/redis.md and pinned by a test.
+are readable. The layout is a stored format, described in docs/stores/redis.md and checked by a test.
 """
 
 from __future__ import annotations

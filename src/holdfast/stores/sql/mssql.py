@@ -1,9 +1,9 @@
 """Microsoft SQL Server, through mssql-python. Unverified: no server was available to run it.
 
-Everything but this file is code that is tested on MariaDB and PostgreSQL; the statements that this dialect makes are
-pinned by a test. Rows are locked by hints (UPDLOCK, ROWLOCK, READPAST), which hold with READ_COMMITTED_SNAPSHOT on
-and off; XACT_ABORT makes every error roll the transaction back. No primary key is clustered, because the keys of
-Holdfast exceed the 900 bytes of a clustered index.
+Everything but this file is code that is tested on MariaDB and PostgreSQL; a test compares the statements of this
+dialect with an expected text. Rows are locked by hints (UPDLOCK, ROWLOCK, READPAST), which hold with
+READ_COMMITTED_SNAPSHOT on and off; XACT_ABORT makes every error roll the transaction back. No primary key is
+clustered, because the keys of Holdfast exceed the 900 bytes of a clustered index.
 """
 
 from __future__ import annotations

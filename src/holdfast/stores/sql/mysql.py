@@ -52,7 +52,7 @@ class MySqlDriver:
                     return found
 
     def close(self) -> None:
-        """Close the connection without a farewell, which a server that does not respond would not read."""
+        """Close the connection without sending COM_QUIT: a server that does not respond would not read it."""
         if self.connection.open:
             self.connection._force_close()  # noqa: SLF001  (close() writes to the server first)
 
@@ -68,7 +68,7 @@ class MySqlDialect:
     def __init__(self, options: dict[str, Any]) -> None:
         """`options` are those of `pymysql.connect`."""
         self._options = options
-        self._share = "LOCK IN SHARE MODE"  # MariaDB knows no FOR SHARE, and MySQL only that with SKIP LOCKED
+        self._share = "LOCK IN SHARE MODE"  # MariaDB has no FOR SHARE; MySQL allows SKIP LOCKED only with FOR SHARE.
 
     def connect(self, timeout: float) -> MySqlDriver:
         """Open a connection."""

@@ -27,7 +27,7 @@ from .writing import Writing, check
 PAUSE = 0.002
 """The longest delay in seconds before the second try after another client was faster; later delays are longer."""
 LONGEST_PAUSE = 0.08
-"""The longest delay: all tries of one command take more than the second for which a paused client may keep a row."""
+"""The longest delay in seconds. All tries together take more than 1 s: a paused client may lock a row for that long."""
 
 
 class SqlSource:
