@@ -72,11 +72,17 @@ def test_what_a_transaction_writes_is_there_with_its_record_or_not_at_all(url, c
     assert paid(connect, payments) == [("good:pay", 7)]
 
 
-def test_a_function_that_ends_its_transaction_itself_fails_with_what_to_do(url, connect, payments, played, engine_on):
+@pytest.mark.parametrize("later", [False, True], ids=["last", "followed-by-a-statement"])
+def test_a_function_that_ends_its_transaction_itself_fails_with_what_to_do(  # noqa: PLR0917  (fixtures)
+    url, connect, payments, played, engine_on, later
+):
     def pay(connection) -> None:
         with connection.cursor() as cursor:
             cursor.execute(f"INSERT INTO {payments} VALUES ('lost', 1)")
         connection.rollback()
+        if later:
+            with connection.cursor() as cursor:
+                cursor.execute(f"INSERT INTO {payments} VALUES ('other', 1)")
 
     @workflow
     async def pays(ctx: Context) -> None:

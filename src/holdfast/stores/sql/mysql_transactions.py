@@ -33,6 +33,8 @@ from .tables import SqlTables
 PATIENCE_SECONDS = 2
 """How long a command in a user's transaction waits for a row that another transaction has locked."""
 CURRENT = " FOR UPDATE"
+MARK = "holdfast_begun"
+"""A savepoint at the beginning of a transaction that is lent to a function."""
 PLACE = "SELECT CONCAT(@@hostname, ':', @@port, ':', @@datadir, '/', DATABASE())"
 """Identifies a server and a database in it."""
 
@@ -40,11 +42,20 @@ _lent: WeakSet[Any] = WeakSet()
 """Connections of blocks that are under way: only this module ends their transactions."""
 
 
-def _ended() -> InvalidOption:
-    return InvalidOption(
-        "the function has ended the transaction itself, so what it wrote may be committed without the record of its "
-        "step. Return to commit, raise to roll back, and use SAVEPOINT for a part."
-    )
+def _check_lent(connection: Any) -> None:
+    """Raise if the function has ended the transaction: a savepoint that was made at its beginning is gone then.
+
+    A statement such as CREATE TABLE ends it too, and a later statement may have opened another one.
+    """
+    try:
+        with connection.cursor(Cursor) as cursor:
+            cursor.execute(f"RELEASE SAVEPOINT {MARK}")
+            cursor.execute(f"SAVEPOINT {MARK}")
+    except pymysql.MySQLError as error:
+        raise InvalidOption(
+            f"the function has ended the transaction itself ({error}), so what it wrote may be committed without the "
+            "record of its step. Return to commit, raise to roll back, and use SAVEPOINT for a part."
+        ) from error
 
 
 class MySqlStore(SqlStore):
@@ -66,10 +77,11 @@ class MySqlStore(SqlStore):
             with connection.cursor(Cursor) as cursor:
                 cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
             connection.begin()
+            with connection.cursor(Cursor) as cursor:
+                cursor.execute(f"SAVEPOINT {MARK}")
             _lent.add(connection)
             yield connection
-            if not connection.server_status & SERVER_STATUS.SERVER_STATUS_IN_TRANS:
-                raise _ended()
+            _check_lent(connection)
             try:
                 connection.commit()
             except pymysql.MySQLError as error:
@@ -80,8 +92,8 @@ class MySqlStore(SqlStore):
     def join(self, connection: Any) -> Connection:
         """Carry commands out within the transaction that is open on this connection, of PyMySQL or SQLAlchemy."""
         driver = driver_of(connection)
-        if driver in _lent and not driver.server_status & SERVER_STATUS.SERVER_STATUS_IN_TRANS:
-            raise _ended()
+        if driver in _lent:
+            _check_lent(driver)
         if not driver.server_status & SERVER_STATUS.SERVER_STATUS_IN_TRANS and driver.get_autocommit():
             raise InvalidOption("no transaction is open on this connection: begin one first (connection.begin())")
         if driver.charset != "utf8mb4":
