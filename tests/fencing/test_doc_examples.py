@@ -15,6 +15,7 @@ import pytest
 import real_servers
 import redis
 
+from holdfast.fencing.mysql import CREATE
 from holdfast.fencing.redis import fence_key
 
 PAGE = (Path(__file__).parents[2] / "docs" / "fencing.md").read_text()
@@ -76,9 +77,10 @@ def test_examples_on_redis(kind, tmp_path):
 
 
 def test_the_sql_that_is_shown_is_the_one_that_ships(shipped):
-    (shown,) = re.findall(r"^```sql\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    shown, mysql = re.findall(r"^```sql\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     lines = [line.removeprefix("-- ") for line in shipped.splitlines()]
     assert all(line in lines for line in shown.splitlines())
+    assert " ".join(mysql.split()).rstrip(";") == CREATE
 
 
 def test_examples_on_mongodb(tmp_path):
