@@ -53,6 +53,8 @@ class Provider:
     """Whether other processes can open the same store."""
     notices: bool = False
     """Whether the store detects that a hint reached no receiver."""
+    share: int = 1
+    """Random histories are divided by this in `make test`: all of them run with HOLDFAST_HISTORIES."""
     only_in: tuple[str, ...] = ()
     """The tests for all stores that are run on this one, by the beginnings of their paths; empty: all of them."""
 
@@ -414,6 +416,9 @@ LOCKS_AND_STATE = (
 )
 """The stand-ins for MongoDB and DynamoDB are slow, and have no workflows: other tests of clients are left to others."""
 
+WORKFLOWS_BY_SQL = ("workflows", "limits", "run_locks", "ownership", "attempts", "deadlock_runs", "transactions_mysql")
+"""PostgreSQL through the common implementation runs the same code as MariaDB: a part of the tests of workflows."""
+
 PROVIDERS = {
     provider.name: provider
     for provider in (
@@ -470,7 +475,8 @@ PROVIDERS = {
             _plant_record_sql,
             _plant_sql,
             processes=True,
-            only_in=(*LOCKS_AND_STATE, "tests/workflows/"),
+            share=3,
+            only_in=("tests/stores/", *(f"tests/workflows/test_{name}" for name in WORKFLOWS_BY_SQL)),
         ),
         Provider(
             "mongodb",

@@ -88,7 +88,7 @@ class RecentWrites:
         with self._lock:
             self._writes.pop(key, None)
             self._writes[key] = OwnWrite(found, record, now)
-            while len(self._writes) > MOST_REMEMBERED:
+            if len(self._writes) > MOST_REMEMBERED:
                 self._writes.popitem(last=False)
 
     def forget(self, key: str, stamp: str | None = None) -> None:

@@ -93,7 +93,7 @@ class Observations:
         with self._lock:
             since = self._since.setdefault(entry, at)
             self._since.move_to_end(entry)
-            while len(self._since) > MOST_OBSERVED:
+            if len(self._since) > MOST_OBSERVED:
                 self._since.popitem(last=False)
         return since
 
