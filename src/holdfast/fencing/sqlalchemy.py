@@ -7,16 +7,18 @@ connections are used as SQLAlchemy itself does it: the sync code runs on their o
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import BigInteger, Connection, LargeBinary, String, bindparam, text
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
 from sqlalchemy.orm import Session, scoped_session
 
 from ..errors import InvalidOption, StaleToken
 from . import mssql, sqlite
 from .postgres import FenceStatement, Rows, judge, run
 from .tokens import Offer
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
 
 DIALECTS = ("postgresql", "sqlite", "mysql", "mariadb", "mssql")
 
@@ -38,6 +40,8 @@ async def guard_async(
     connection: AsyncConnection | AsyncSession | async_scoped_session[Any], resource: str, offer: Offer
 ) -> None:
     """As `guard`, awaited."""
+    from sqlalchemy.ext.asyncio import async_scoped_session  # noqa: PLC0415  (it needs greenlet)
+
     owner: AsyncConnection | AsyncSession = connection() if isinstance(connection, async_scoped_session) else connection
     await owner.run_sync(guard, resource, offer)
 

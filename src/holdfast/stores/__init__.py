@@ -134,6 +134,8 @@ def schemes() -> tuple[str, ...]:
 def _adopter(handle: object) -> Any:
     for cls in type(handle).__mro__:
         ours = _HANDLES.get((cls.__module__.partition(".")[0], cls.__name__))
+        if ours is not None and getattr(getattr(handle, "dialect", None), "name", "") in ("mysql", "mariadb", "mssql"):
+            raise InvalidOption("a store on MySQL, MariaDB or SQL Server is opened from its URL, not from an engine")
         if ours is not None:
             return _loaded(ours)
     return None
@@ -168,7 +170,7 @@ def _loaded(ours: _Ours, *, optional: bool = False) -> Any:
 
 
 def _known() -> str:
-    return ", ".join(f"{scheme}://" for scheme in schemes())
+    return ", ".join(f"{scheme}://" for scheme in schemes() if scheme != "sql")  # that one is for tests
 
 
 def _load(point: EntryPoint, base: str) -> Opener:

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from ..commands import Command, LockCommand, RecordCommand, SlotCommand
-from ..errors import InvalidValue, RecordUnreadable
+from ..commands.runs import RunCommand
+from ..errors import InvalidValue, RecordUnreadable, StoreUnusable
 from ..rules.lock_outcomes import Outcome
 from ..rules.lock_record import EMPTY, LockRecord, decode, encode
 from ..rules.record_type import MAX_MOMENT, RecordType, unreadable
@@ -153,6 +154,11 @@ def subject_of(service: CasService, command: Command) -> Subject:
         subject = SlotSubject(service, command.address)
     elif isinstance(command, RecordCommand):
         subject = RecordSubject(service, command.record_type, command.key)
+    elif isinstance(command, RunCommand):
+        raise StoreUnusable(
+            "this store cannot run workflows: use SQLite, PostgreSQL, Redis, Valkey, MySQL or MariaDB for them. "
+            "Nothing was changed."
+        )
     else:
         raise TypeError(f"{type(command).__name__} is not a command that this store supports")
     check_text(subject.name.key)

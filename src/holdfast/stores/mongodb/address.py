@@ -14,6 +14,7 @@ from urllib.parse import unquote
 
 import msgspec
 import pymongo.errors
+import pymongo.uri_parser
 from pymongo import MongoClient, ReadPreference
 from pymongo.collection import Collection
 from pymongo.read_concern import ReadConcern
@@ -81,6 +82,8 @@ def address_of_url(url: str) -> MongoAddress:
         settings = {name: value for name, value in SETTINGS.items() if name.lower() not in named}
         return MongoClient(driver_url, **settings, **FIXED)
 
+    if rest:
+        _check_options(rest)
     if not scheme.endswith("srv"):  # whose hosts are looked up only when they are needed
         _check(open_client, secret="@" in authority)
     return MongoAddress(
@@ -133,6 +136,17 @@ def _split(query: str) -> tuple[dict[str, str], str]:
         else:
             rest.append(part)
     return ours, "&".join(rest)
+
+
+def _check_options(options: str) -> None:
+    """Raise for an option that is unknown or has a bad value: pymongo itself would only warn, and ignore it."""
+    try:
+        pymongo.uri_parser.parse_uri(f"mongodb://localhost/?{options}", warn=False)
+    except (pymongo.errors.PyMongoError, ValueError, TypeError) as error:
+        raise InvalidOption(
+            f"an option of this mongodb:// URL cannot be used ({error}). The options are those of pymongo, and "
+            "collection."
+        ) from None
 
 
 def _check(open_client: Callable[[], MongoClient[Document]], *, secret: bool) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urlsplit
 
-from ...errors import InvalidOption
+from ...errors import InvalidOption, StoreNotInstalled
 from ...validation import seconds
 from .dialect import Dialect
 
@@ -65,8 +66,18 @@ def _host(parts: SplitResult) -> str:
     return f"{user}{parts.hostname or 'localhost'}{port}"
 
 
+def _missing(driver: str, extra: str, error: ImportError) -> StoreNotInstalled:
+    return StoreNotInstalled(
+        f"the store needs the driver {driver!r}, which cannot be loaded ({error}). Install it: "
+        f"pip install 'holdfast[{extra}]'."
+    )
+
+
 def _mysql(parts: SplitResult, database: str, given: dict[str, str]) -> Dialect:
-    from .mysql import MySqlDialect  # noqa: PLC0415  (its driver may not be installed)
+    try:
+        from .mysql import MySqlDialect  # noqa: PLC0415  (its driver may not be installed)
+    except ImportError as error:
+        raise _missing("pymysql", "mysql", error) from error
 
     if unknown := given.keys() - _MYSQL_OPTIONS.keys():
         raise InvalidOption(
@@ -94,6 +105,8 @@ def _postgres(parts: SplitResult, database: str, given: dict[str, str]) -> Diale
 def _mssql(parts: SplitResult, database: str, given: dict[str, str]) -> Dialect:
     from .mssql import SqlServerDialect, connection_string  # noqa: PLC0415  (likewise)
 
+    if find_spec("mssql_python") is None:
+        raise _missing("mssql_python", "mssql", ImportError("there is no module mssql_python"))
     return SqlServerDialect(connection_string(parts, database, given))
 
 
