@@ -10,7 +10,8 @@ import sqlalchemy
 from providers import PROVIDERS
 
 from holdfast import Client, Context, WorkflowFailed, current_step, workflow
-from holdfast.errors import InvalidOption, UnknownRun
+from holdfast.errors import InvalidOption, StoreContended, StoreUnavailable, UnknownRun
+from holdfast.stores import open_store
 from holdfast.stores.sql.address import parse
 
 
@@ -153,3 +154,21 @@ def test_connections_that_cannot_be_joined_are_refused_with_the_reason(url, conn
         other.begin()
         with pytest.raises(InvalidOption, match="another database"):
             hf.runs.start(nothing, None, connection=other)
+
+
+def test_a_connection_that_is_lost_during_a_block_is_not_a_mistake_of_the_function(url):
+    """The error can be retried, and nothing was committed."""
+    store = open_store(url, namespace="default")
+    with pytest.raises(StoreUnavailable) as lost, store.transaction() as connection:
+        connection._force_close()
+    assert not lost.value.ambiguous
+    store.close()
+
+
+def test_a_conflict_at_the_commit_of_a_block_can_be_retried_and_is_not_ambiguous(url, monkeypatch):
+    store = open_store(url, namespace="default")
+    with pytest.raises(StoreContended) as refused, store.transaction() as connection:
+        deadlock = pymysql.err.OperationalError(1213, "Deadlock found")
+        monkeypatch.setattr(connection, "commit", lambda: (_ for _ in ()).throw(deadlock))
+    assert not refused.value.ambiguous
+    store.close()

@@ -33,6 +33,7 @@ from .tables import SqlTables
 PATIENCE_SECONDS = 2
 """How long a command in a user's transaction waits for a row that another transaction has locked."""
 CURRENT = " FOR UPDATE"
+NO_SAVEPOINT = 1305
 MARK = "holdfast_begun"
 """A savepoint at the beginning of a transaction that is lent to a function."""
 PLACE = "SELECT CONCAT(@@hostname, ':', @@port, ':', @@datadir, '/', DATABASE())"
@@ -42,20 +43,26 @@ _lent: WeakSet[Any] = WeakSet()
 """Connections of blocks that are under way: only this module ends their transactions."""
 
 
-def _check_lent(connection: Any) -> None:
+def _check_lent(connection: Any, dialect: Dialect) -> None:
     """Raise if the function has ended the transaction: a savepoint that was made at its beginning is gone then.
 
     A statement such as CREATE TABLE ends it too, and a later statement may have opened another one.
     """
     try:
-        with connection.cursor(Cursor) as cursor:
-            cursor.execute(f"RELEASE SAVEPOINT {MARK}")
-            cursor.execute(f"SAVEPOINT {MARK}")
+        _execute(connection, f"RELEASE SAVEPOINT {MARK}", f"SAVEPOINT {MARK}")
     except pymysql.MySQLError as error:
+        if error.args[0] != NO_SAVEPOINT:
+            raise translated(dialect, error, dialect.cause_of(error), sent=False) from error
         raise InvalidOption(
-            f"the function has ended the transaction itself ({error}), so what it wrote may be committed without the "
-            "record of its step. Return to commit, raise to roll back, and use SAVEPOINT for a part."
+            "the function has ended the transaction itself, so what it wrote may be committed without the record of "
+            "its step. Return to commit, raise to roll back, and use SAVEPOINT for a part."
         ) from error
+
+
+def _execute(connection: Any, *statements: str) -> None:
+    with connection.cursor(Cursor) as cursor:
+        for statement in statements:
+            cursor.execute(statement)
 
 
 class MySqlStore(SqlStore):
@@ -69,19 +76,11 @@ class MySqlStore(SqlStore):
         dialect = self.address.dialect
         assert isinstance(dialect, MySqlDialect)  # noqa: S101  (the opener has seen to it)
         self.create_tables()  # which the transaction cannot do
+        connection = self._begun(dialect)
         try:
-            connection = dialect.connect_for_user(self.address.timeout)
-        except Exception as error:
-            raise translated(dialect, error, dialect.cause_of(error), sent=False) from error
-        try:
-            with connection.cursor(Cursor) as cursor:
-                cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
-            connection.begin()
-            with connection.cursor(Cursor) as cursor:
-                cursor.execute(f"SAVEPOINT {MARK}")
             _lent.add(connection)
             yield connection
-            _check_lent(connection)
+            _check_lent(connection, dialect)
             try:
                 connection.commit()
             except pymysql.MySQLError as error:
@@ -89,11 +88,23 @@ class MySqlStore(SqlStore):
         finally:
             connection._force_close()  # noqa: SLF001  (the server rolls back what is not committed)
 
+    def _begun(self, dialect: MySqlDialect) -> Any:
+        """A connection on which a transaction has begun."""
+        connection = None
+        try:
+            connection = dialect.connect_for_user(self.address.timeout)
+            _execute(connection, "SET TRANSACTION ISOLATION LEVEL READ COMMITTED", "BEGIN", f"SAVEPOINT {MARK}")
+        except Exception as error:
+            if connection is not None:
+                connection._force_close()  # noqa: SLF001  (it is not used any more)
+            raise translated(dialect, error, dialect.cause_of(error), sent=False) from error
+        return connection
+
     def join(self, connection: Any) -> Connection:
         """Carry commands out within the transaction that is open on this connection, of PyMySQL or SQLAlchemy."""
         driver = driver_of(connection)
         if driver in _lent:
-            _check_lent(driver)
+            _check_lent(driver, self.address.dialect)
         if not driver.server_status & SERVER_STATUS.SERVER_STATUS_IN_TRANS and driver.get_autocommit():
             raise InvalidOption("no transaction is open on this connection: begin one first (connection.begin())")
         if driver.charset != "utf8mb4":

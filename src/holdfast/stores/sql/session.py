@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from ...errors import StoreError, StoreUnavailable, StoreUnusable
+from ...errors import StoreContended, StoreError, StoreUnavailable, StoreUnusable
 from .dialect import RANDOM_BITS, Cause, DbDriver, Dialect, Rows, listing
 from .tables import SqlTables
 
@@ -103,7 +103,7 @@ class SqlSession:
         if self._driver.max_bytes is not None and len(text) > self._driver.max_bytes:
             raise ValueRefused(
                 f"the request would have {len(text):,} bytes, and the server accepts {self._driver.max_bytes:,} "
-                "(max_allowed_packet); a text is sent with two bytes for each"
+                "(max_allowed_packet); text is sent as hexadecimal digits, two for each byte"
             )
         self.trips += 1
         try:
@@ -151,6 +151,11 @@ def translated(dialect: Dialect, error: Exception, cause: Cause, *, sent: bool) 
             f"the connection to {dialect.name} was lost or could not be made ({reason})."
             + (" The commands may have been carried out." if sent else " Nothing was changed."),
             ambiguous=sent,
+        )
+    if cause in ("conflict", "busy"):
+        return StoreContended(
+            f"the transaction conflicted with another one ({reason}) and was rolled back: nothing was changed. It can "
+            "be tried again."
         )
     reported = f"{dialect.name} reported an error that Holdfast does not expect ({reason})."
     if sent:  # for example a KILL that hit the commit
