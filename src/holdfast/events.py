@@ -104,6 +104,11 @@ EVENTS: dict[str, Kind] = {
         "the journal refused a record of this process, which does not drive the run any more",
         ("run", "workflow", "reason", "holder"),
     ),
+    "run_blocked": Kind(
+        "error",
+        "the code of this engine cannot continue a run: it keeps its locks and waits for code that fits its history",
+        ("run", "workflow", "reason", "tries", "code"),
+    ),
     "records_removed": Kind(
         "debug", "records that were not used for longer than the retention were removed", ("removed",)
     ),

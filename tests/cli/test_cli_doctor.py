@@ -32,7 +32,7 @@ SQLITE_CHECKS = [
     "file_system",
     "disk_space",
 ]
-RECORD_CHECKS = ["clock", "clock_set_back", "dead_waiters", "records"]
+RECORD_CHECKS = ["clock", "clock_set_back", "dead_waiters", "records", "blocked_runs"]
 
 
 @pytest.fixture
@@ -84,13 +84,13 @@ def test_a_store_without_problems_is_reported_as_ok(url):
         done = holdfast("doctor", "--url", url)
     assert done.exit_code == 0
     assert done.stdout.splitlines()[-1] == "No problems found."
-    assert [line.split()[0] for line in done.stdout.splitlines()[:-1]] == ["ok"] * 13
+    assert [line.split()[0] for line in done.stdout.splitlines()[:-1]] == ["ok"] * 14
 
 
 def test_the_json_document_of_doctor_has_this_shape(url):
     document = answer(holdfast("doctor", "--json", "--url", url))
     finding = {"check": "str", "level": "str", "detail": "str", "advice": "str"}
-    assert shape(document) == {"url": "str", "namespace": "str", "level": "str", "findings": [finding] * 13}
+    assert shape(document) == {"url": "str", "namespace": "str", "level": "str", "findings": [finding] * 14}
     assert (document["level"], document["namespace"]) == ("ok", "default")
     assert [each["check"] for each in document["findings"]] == ["store", *SQLITE_CHECKS, *RECORD_CHECKS]
     assert {each["level"] for each in document["findings"]} == {"ok"}

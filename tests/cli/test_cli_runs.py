@@ -19,6 +19,8 @@ RUN = {
     "started_at": "NoneType", "ended_at": "NoneType", "due_at": "NoneType", "parent": "NoneType",
     "idempotency_key": "NoneType", "attributes": {}, "locks": [], "entries": "int", "result": "NoneType",
     "error": "NoneType",
+    "code": "NoneType",
+    "blocked": "NoneType",
 }  # fmt: skip
 broken = [True]
 
@@ -508,3 +510,40 @@ def test_show_names_what_a_run_waits_for(url):
     assert "r waits for the end of the child child:" in parent_again
     assert "waits for the lock a" in child
     assert "child waits for the lock a:" in child_again
+
+
+@workflow(name="order")
+async def changed_order(ctx: Context, name: str) -> None:
+    await ctx.step("another", len, name)
+
+
+def test_a_blocked_run_is_shown_with_its_reason_and_given_up(url, hf):
+    """Its code was changed: the first engine parked it, the second one cannot continue it."""
+
+    @workflow(name="order")
+    async def order(ctx: Context, name: str) -> None:
+        await ctx.step("first", len, name)
+        await ctx.wait_for_signal("go")
+
+    async def drive(flow, status):
+        async with Engine(url, workflows=[flow], park_after=0.05, version="2.0") as engine:
+            if status == "suspended":
+                await engine.start(flow, "ann", id="r")
+            else:
+                await engine.signal("r", "go")
+            while (await engine.get("r")).status != status:
+                await asyncio.sleep(0.01)
+
+    asyncio.run(drive(order, "suspended"))
+    asyncio.run(drive(changed_order, "blocked"))
+    listed = holdfast("runs", "list", "--status", "blocked", "--url", url).stdout
+    assert "NonDeterminismError" in listed
+    shown = holdfast("runs", "show", "r", "--url", url).stdout
+    assert "tried once, last by code 2.0: holdfast.errors.NonDeterminismError" in shown
+    assert "is tried again at" in shown
+    resumed = holdfast("runs", "resume", "r", "--url", url)
+    assert (resumed.exit_code, "is blocked since" in resumed.stdout) == (1, True)
+    assert "1 runs are blocked (r)" in holdfast("doctor", "--url", url).stdout
+    assert holdfast("runs", "fail", "r", "--url", url).exit_code == 2, "a reason is required"
+    done = holdfast("runs", "fail", "r", "--reason", "refunded by hand", "--url", url)
+    assert (done.exit_code, hf.runs.get("r").error.message) == (0, "refunded by hand")

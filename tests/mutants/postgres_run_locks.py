@@ -71,20 +71,6 @@ POSTGRES_LOCKS_OF_RUNS = [
         (PROTOCOL + "test_the_written_half_of_a_batch_is_not_repeated_when_the_other_half_is_contended",),
     ),
     Mutant(
-        "a run that cannot release its locks now blocks all other runs of its worker",
-        "stores/repository.py",
-        "run.crashes < POISONED or self._may_end(run)",
-        "run.crashes < POISONED or run.crashes > 0",
-        (LOCKS_OF_RUNS + "test_a_run_that_cannot_release_its_locks_now_does_not_block_other_runs_of_its_worker[lock]",),
-    ),
-    Mutant(
-        "a claim writes a lock that another transaction has locked",
-        "stores/repository.py",
-        "            self._snapshot.get(LockByKey(key))  # raises if another transaction has locked it\n",
-        "            pass\n",
-        (LOCKS_OF_RUNS + "test_a_run_that_cannot_release_its_locks_now_does_not_block_other_runs_of_its_worker[lock]",),
-    ),
-    Mutant(
         "a worker of this client is not notified of an offer to its run",
         "stores/postgresql/store.py",
         "woken_by_channel(outcomes, self._batch.hints)",

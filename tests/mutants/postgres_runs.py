@@ -218,13 +218,6 @@ POSTGRES_RUNS = [
         "",
         (RUNS + "test_ends_of_a_batch_admit_queued_runs[1]",),
     ),
-    Mutant(
-        "a run that cannot be ended now blocks all other runs of its worker",
-        "stores/repository.py",
-        "run.crashes < POISONED or self._may_end(run)",
-        "run.crashes < POISONED or run.crashes > 1",
-        (RUNS + "test_a_run_that_cannot_be_ended_now_does_not_block_other_runs_of_its_worker",),
-    ),
     *POSTGRES_LOCKS_OF_RUNS,
     Mutant(
         "runs with a prefix are searched among all runs",

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from .blocking import BLOCKING
 from .cas import CAS_CORE
 from .clients import ABOVE
 from .dynamodb import DYNAMODB
@@ -42,6 +43,7 @@ MUTANTS = [
     *OF_SQLITE,
     *OF_CLIENTS,
     *WORKFLOWS,
+    *BLOCKING,
     *OF_THE_ENGINE,
     *OF_THE_WORKER,
     *POSTGRES,

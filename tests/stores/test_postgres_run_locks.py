@@ -21,10 +21,9 @@ from holdfast.rules import lock_outcomes as out
 from holdfast.rules.runs import lock_queue as overflow
 from holdfast.rules.runs import record as rule
 from holdfast.rules.runs.lock_requests import attempt_of
-from holdfast.rules.runs.outcomes import Claimed, Recorded, RunSeen
+from holdfast.rules.runs.outcomes import Recorded, RunSeen
 from holdfast.rules.runs.record import Finish, Park
 from holdfast.rules.slot import Conflict, Swap
-from holdfast.stores.postgresql.repository import PostgresSource
 from holdfast.testing.builders import SLOT, ManualClock, acquire, release, renew, swap, wait
 from holdfast.testing.suite.run_locks import give, take
 from holdfast.testing.suite.runs import record, signal, start
@@ -370,37 +369,6 @@ def test_no_lock_is_released_while_a_row_is_locked(url, opened, way, statement):
     assert (holders(connection), holders(connection, "free")) == (["run:1:heir"], [])
     assert inbox(connection, "heir") == [("lock", "1")]
     assert look(connection).run.locks == ()
-
-
-@pytest.mark.parametrize("statement", [LOCK.format("k"), RUN.format("heir")], ids=["lock", "heir"])
-def test_a_run_that_cannot_release_its_locks_now_does_not_block_other_runs_of_its_worker(
-    url, opened, admin, statement, monkeypatch
-):
-    """Its workers crashed repeatedly. The claim leaves it out at once: it is not tried and decided again."""
-    write, writes = PostgresSource.write, []
-
-    def counted(source, *decided):
-        writes.append(source)
-        return write(source, *decided)
-
-    clock = ManualClock()
-    connection = opened(url, clock=clock).connect()
-    add_worker(connection)
-    run, heir = driven(connection), driven(connection, "heir")
-    connection.execute(
-        [record(run, lock_requests=(take(1),)), record(heir, lock_requests=(take(1),), then=Park(None)), start("c")]
-    )
-    connection.execute([record(run, at=1, seen=0, request="park", then=Park(0))])
-    admin.execute("UPDATE tests.runs SET crashes = 5 WHERE id = 'r'")
-    with changed(url, statement):
-        monkeypatch.setattr(PostgresSource, "write", counted)
-        assert [one.run.id for one in ask(connection, claim(), Claimed).claims] == ["c"]
-        assert len(writes) == 1
-        assert (look(connection).run.status, holders(connection)) == ("suspended", ["run:1:r"])
-    clock.pass_by(2)
-    claimed = ask(connection, claim(), Claimed)
-    assert (claimed.woken[0], claimed.claims) == ("run:1:heir", ())
-    assert (look(connection).run.status, inbox(connection, "heir")) == ("failed", [("lock", "1")])
 
 
 def waits_for_a_row(admin):

@@ -509,24 +509,6 @@ def test_a_client_that_waits_for_the_end_of_a_run_is_notified_once(url, opened, 
     assert [event.name for event in seen(connection, "p").events] == [run.id for run in runs if run.parent]
 
 
-def test_a_parent_claimed_together_with_the_end_of_its_child_keeps_the_event(url, opened):
-    """One claim ends a child whose workers crashed repeatedly, and claims its parent: the event is not lost."""
-    clock = ManualClock()
-    connection = opened(url, clock=clock).connect()
-    connection.execute([start("child", parent="parent")])
-    for n in range(rule.POISONED):
-        assert claim(connection, add_worker(connection, f"w.{n}", seconds=1), suspects=9, runs=("child",))
-        clock.pass_by(2)
-    add_worker(connection, "v.1")
-    connection.execute([r.ClaimRuns(worker="v.1", types=(("mail", "mail"),))])  # removes the worker
-    clock.pass_by(1)
-    connection.execute([start("parent")])
-    (parent,) = claim(connection, "v.1")
-    assert (parent.id, parent.posted) == ("parent", 1)
-    (posted,) = connection.execute([signal("parent")])
-    assert posted.number == 2
-
-
 def test_a_worker_is_removed_only_when_all_its_runs_are_released(url, opened):
     """A run that keeps the name of a removed worker would never be claimed."""
     store = opened(url)
@@ -661,22 +643,6 @@ def test_the_end_of_a_run_waits_for_the_row_of_the_run_that_it_admits(url, opene
         assert statuses(connection, "a", "b") == ["running", "queued"]
     persist(connection, [end])
     assert statuses(connection, "a", "b") == ["completed", "pending"]
-
-
-def test_a_run_that_cannot_be_ended_now_does_not_block_other_runs_of_its_worker(url, opened, admin):
-    """Its workers crashed repeatedly; and the row of the run that its end would admit is locked."""
-    clock = ManualClock()
-    connection = opened(url, clock=clock).connect()
-    add_worker(connection)
-    publish(connection)
-    connection.execute([limited("a"), limited("b"), start("c", parent="somebody")])
-    admin.execute("UPDATE tests.runs SET crashes = 5 WHERE id = 'a'")
-    with changed_row(url, "b"):
-        assert [run.id for run in claim(connection)] == ["c"]
-        assert statuses(connection, "a", "b") == ["pending", "queued"]
-    clock.pass_by(2)
-    claim(connection)
-    assert statuses(connection, "a", "b") == ["failed", "pending"]
 
 
 def test_a_start_waits_for_the_row_of_the_run_that_it_cancels(url, opened):

@@ -115,22 +115,6 @@ def test_orphans_are_released_a_thousand_at_a_time_in_order_of_their_ids(connect
     assert [one.run.id for one in ask(connection, claim("v.1", limit=5_000), Claimed).claims] == names[1_000:]
 
 
-def test_a_parent_claimed_together_with_the_end_of_its_child_has_an_unread_event(connection, clock):
-    """One claim stops a child that crashes its workers, and claims its parent: the event must not be lost in
-    between."""
-    ask(connection, start("child", parent="parent"), Started)
-    for life in range(rule.POISONED):
-        add_worker(connection, f"w.{life}", seconds=0.5)
-        assert ask(connection, claim(f"w.{life}"), Claimed).claims
-        clock.pass_by(0.6)
-    add_worker(connection, "v.1")
-    ask(connection, start("parent"), Started)
-    (parent,) = ask(connection, claim("v.1"), Claimed).claims
-    assert [(event.kind, event.name) for event in parent.events] == [("child", "child")]
-    assert not ask(connection, record(parent.run, then=Park(None), seen=0), Recorded).done
-    assert ask(connection, signal("parent"), Posted).number == 2
-
-
 def test_an_empty_page_among_many_runs_returns_a_cursor(connection, clock):
     """No script blocks the server for long: it reads two thousand runs, and is called again."""
     for first in range(0, 5_000, 1_000):

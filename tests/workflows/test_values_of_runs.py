@@ -12,7 +12,7 @@ import attrs
 import msgspec
 import pydantic
 import pytest
-from waiting import eventually_async
+from waiting import eventually_async, until_blocked
 
 from holdfast import AsyncClient, Client, Context, Retry, StepFailed, WorkflowFailed, step, workflow
 from holdfast.commands import ForceRelease
@@ -398,14 +398,14 @@ async def makes(ctx: Context) -> str:
     return "\n".join(notified)
 
 
-def test_an_input_or_a_result_of_a_wrong_type_is_a_failure_and_no_run_hangs(url, played, engine_on):
+def test_an_input_of_a_wrong_type_blocks_the_run_and_a_result_of_a_wrong_type_fails_it(url, played, engine_on):
     async def scenario():
         async with engine_on(url, [confused, refusing, makes]) as engine, AsyncClient(url) as hf:
             for name, words in (("confused", "more than one dataclass"), ("refusing", "LookupError: never made")):
                 run = await hf.runs.start(name, {"n": 1})
-                with pytest.raises(WorkflowFailed, match=words) as caught:
-                    await hf.runs.result(run, 10)
-                assert caught.value.kind == "holdfast.errors.InvalidValue"
+                blocked = await until_blocked(hf.runs, run)
+                assert blocked.reason.type == "holdfast.errors.InvalidValue"
+                assert words in blocked.reason.message
             with pytest.raises(InvalidValue, match="more than one dataclass"):
                 await engine.start(confused, Line("a"))
             return await (await engine.start(makes)).result(10)

@@ -178,7 +178,31 @@ def _unreadable(_hf: Client, page: LockPage) -> Finding:
     )
 
 
-_CHECKS: tuple[Callable[[Client, LockPage], Finding], ...] = (_clock, _clock_set_back, _dead_waiters, _unreadable)
+def _blocked_runs(hf: Client, _page: LockPage) -> Finding:
+    """Runs that no code that was tried can continue."""
+    if not hf.runtime.store.capabilities.workflows:
+        return Finding(check="blocked_runs", level="ok", detail="this store does not run workflows")
+    found = hf.runs.list(status="blocked")
+    if not found.runs:
+        return Finding(check="blocked_runs", level="ok", detail="no run is blocked")
+    many = f"{len(found.runs)}{' or more' if found.next else ''}"
+    return Finding(
+        check="blocked_runs",
+        level="warning",
+        detail=f"{many} runs are blocked ({_some([run.id for run in found.runs])}): no code that was tried can "
+        "continue them. They keep their locks and their places in limits",
+        advice="See 'holdfast runs show RUN' for the reason. Deploy code that fits their histories, or give them up "
+        "with 'holdfast runs fail RUN --reason ...'.",
+    )
+
+
+_CHECKS: tuple[Callable[[Client, LockPage], Finding], ...] = (
+    _clock,
+    _clock_set_back,
+    _dead_waiters,
+    _unreadable,
+    _blocked_runs,
+)
 
 
 def _some(names: Sequence[str]) -> str:

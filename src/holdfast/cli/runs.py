@@ -1,4 +1,4 @@
-"""`holdfast runs`: list and show runs (runs_show.py), and cancel, retry, restart or explain one.
+"""`holdfast runs`: list and show runs (runs_show.py), and cancel, retry, restart, give up or explain one.
 
 Nothing here drives a run: that needs its code, which `holdfast worker` imports.
 """
@@ -19,6 +19,7 @@ from .options import Settings, common, pass_settings
 from .output import format_duration, format_time, print_json, print_line
 from .runs_reading import (
     RunSnapshot,
+    blocking_text,
     open_runs,
     pause_info,
     read_run,
@@ -43,7 +44,7 @@ class RestartDeclined(HoldfastError):
 @click.group()
 @common
 def runs() -> None:
-    """List and show workflow runs, and cancel, retry or restart one."""
+    """List and show workflow runs, and cancel, retry, restart or give up one."""
 
 
 runs.add_command(list_runs)
@@ -80,7 +81,10 @@ def cancel(settings: Settings, run_id: str) -> None:
 @common
 @pass_settings
 def retry(settings: Settings, run_id: str) -> None:
-    """Continue a run that failed, was cancelled or timed out. Its history up to the failure is kept."""
+    """Continue a run that failed, was cancelled or timed out, or try a blocked one at once.
+
+    Its history up to the failure is kept; of a blocked run, all of it.
+    """
     with open_runs(settings) as hf:
         try:
             revived = hf.runs.retry(run_id)
@@ -91,6 +95,18 @@ def retry(settings: Settings, run_id: str) -> None:
     kept = revived.entries - 1
     entries = "1 entry of its history is" if kept == 1 else f"{kept} entries of its history are"
     _print_run(settings, found.info, f"{run_id} continues: {entries} kept. {workers}")
+
+
+@runs.command()
+@click.argument("run_id", metavar="RUN")
+@click.option("--reason", required=True, help="Why it is given up: shown with the run, and to its parent.")
+@common
+@pass_settings
+def fail(settings: Settings, run_id: str, *, reason: str) -> None:
+    """Give up a run that no worker drives, such as a blocked one: it ends as failed, and its locks are released."""
+    with open_runs(settings) as hf:
+        info = hf.runs.fail(run_id, reason)
+    _print_run(settings, info, f"{run_id} is failed: {reason}")
 
 
 @runs.command()
@@ -164,14 +180,23 @@ def resume(context: click.Context, settings: Settings, run_id: str) -> None:
         print_json({"run": run_document(found.info), "state": state, "detail": message})
     else:
         print_line(message)
-    context.exit(FAILED if state in {"locked", "no_worker"} else 0)
+    context.exit(FAILED if state in {"blocked", "locked", "no_worker"} else 0)
 
 
 def _next_event(hf: Client, found: RunSnapshot) -> tuple[str, str]:
     """What a living run waits for: the `state` of the JSON document, and a sentence."""
-    run, now = found.claim.run, found.now
+    run = found.claim.run
     if found.info.holder is not None:
         return "driven", f"{run.id} is driven by {found.info.holder}: nothing has to be done."
+    if found.info.blocked is not None:
+        again = "" if run.due_at is None else f" It is tried again at {format_time(time_of(run.due_at))}."
+        return "blocked", f"{run.id} is {blocking_text(found.info.blocked)}{again}"
+    return _next_claim(hf, found)
+
+
+def _next_claim(hf: Client, found: RunSnapshot) -> tuple[str, str]:
+    """When a run that nobody drives will be claimed, and by which workers."""
+    run, now = found.claim.run, found.now
     if run.status in ("queued", "suspended") and run.due_at is None:
         return _awaited_event(hf, found)
     lock = hf.locks.inspect(rule.run_key(run.workflow, run.id))

@@ -32,6 +32,8 @@ def history_of(claim: Claim) -> list[dict[str, Any]]:  # noqa: C901, PLR0912  (a
             case j.Signalled():
                 kind, name = "signal", entry.id.removeprefix("signal:")
                 value = stored_value(events[entry.event].payload) if entry.event in events else None
+            case j.Unread():
+                kind, name = "unread", entry.id.removeprefix("signal:").removeprefix("child:")
             case j.ChildEnded():
                 kind, name = "child", entry.id
                 value = stored_value(events[entry.event].payload) if entry.event in events else None

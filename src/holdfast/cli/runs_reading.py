@@ -18,7 +18,7 @@ from ..rules.runs import record as rule
 from ..rules.runs.outcomes import Claim
 from ..runtime.codec import MAX_BYTES
 from ..runtime.runners import run as run_flow
-from ..workflow import RunInfo
+from ..workflow import BlockInfo, RunInfo
 from ..workflow.pause import pause_of
 from ..workflow.queries import RunQueries, info
 from .options import Settings, open_client
@@ -132,4 +132,30 @@ def run_document(found: RunInfo) -> dict[str, Any]:
         "entries": found.entries,
         "result": found.result,
         "error": None if found.error is None else msgspec.structs.asdict(found.error),
+        "code": found.code,
+        "blocked": None if found.blocked is None else _block_document(found.blocked),
     }
+
+
+def _block_document(block: BlockInfo) -> dict[str, Any]:
+    return {
+        "reason": msgspec.structs.asdict(block.reason),
+        "since": block.since,
+        "tries": block.tries,
+        "code": block.code,
+    }
+
+
+def blocking_text(block: BlockInfo) -> str:
+    """Why a run is blocked, and since when."""
+    tries = "once" if block.tries == 1 else f"{block.tries} times"
+    code = "" if block.code is None else f" by code {block.code}"
+    return f"blocked since {format_time(block.since)}, tried {tries}, last{code}: {block.reason}"
+
+
+def blocked_at_limits(hf: Client, run: rule.Run) -> list[str]:
+    """The blocked runs of the same workflow that are counted under a limit of a queued run: it waits for them."""
+    page = hf.runs.list(status="blocked", workflow=run.workflow)
+    queries = RunQueries(hf, max_bytes=MAX_BYTES)
+    found = (run_flow(queries.see(one.id), hf.runtime.batchers)[0].run for one in page.runs)
+    return [one.id for one in found if set(one.places) & set(run.places)]

@@ -23,6 +23,8 @@ from .runs_history import history_of, stored_value, unread_signals
 from .runs_reading import (
     RunSnapshot,
     Waits,
+    blocked_at_limits,
+    blocking_text,
     open_runs,
     pause_info,
     read_run,
@@ -135,6 +137,9 @@ def _row(one: RunInfo) -> list[Any]:
 
 
 def _note(one: RunInfo) -> str:
+    if one.blocked is not None:
+        note = " ".join(str(one.blocked.reason).split())
+        return _short(note) if sys.stdout.isatty() else note
     if one.error is not None:
         note = " ".join(f"{one.error.type}: {one.error.message}".split())
         return _short(note) if sys.stdout.isatty() else note
@@ -162,12 +167,15 @@ def show_run(settings: Settings, run_id: str) -> None:
         info, claim = found.info, found.claim
         waits = waits_of(hf, claim.run)
         workers = workers_for(hf, claim.run.type) if info.living else []
+        ahead = blocked_at_limits(hf, claim.run) if info.status == "queued" else []
     history, unread = history_of(claim), unread_signals(claim)
     if settings.json:
         more = {"input": stored_value(claim.entries[0]), "history": history, "signals": unread, "workers": workers}
         print_json({**run_document(info), **more})
         return
     _show_status(found)
+    for name in ahead:
+        print_line(f"  {name}, which its limits count, is blocked: see 'holdfast runs show {name}'")
     _show_details(found, waits)
     if info.living and info.holder is None and not workers:
         kind = type_text(claim.run.type)
@@ -211,11 +219,20 @@ def _show_status(found: RunSnapshot) -> None:
             )
     elif info.due_at is not None and info.status == "suspended":
         print_line(f"  sleeps until {format_time(info.due_at)}; a signal or another event wakes it earlier")
+    elif info.due_at is not None and info.status == "blocked":
+        print_line(f"  is tried again at {format_time(info.due_at)}")
     elif info.due_at is not None:
         print_line(f"  can be claimed by a worker from {format_time(info.due_at)} on")
+    if info.blocked is not None:
+        print_line(f"  {blocking_text(info.blocked)}")
+        print_line(
+            "  it keeps its locks, its signals and its places in limits. Every engine that opens tries it once; "
+            "'holdfast runs retry' tries it at once, 'holdfast runs fail' gives it up"
+        )
     if run.crashes:
         print_line(
-            f"  {run.crashes} workers in a row crashed while they drove it (after {rule.POISONED} crashes it fails)"
+            f"  {run.crashes} workers in a row crashed while they drove it (after {rule.POISONED} crashes it is "
+            "blocked)"
         )
 
 

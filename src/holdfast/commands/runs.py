@@ -7,11 +7,11 @@ within one atomic step, or has a native form of it.
 from __future__ import annotations
 
 from ..rules.lock_outcomes import Outcome
-from ..rules.runs import admission, transitions
+from ..rules.runs import admission, blocking, transitions
 from ..rules.runs.limits import WorkflowLimits
 from ..rules.runs.lock_requests import LockRequest
 from ..rules.runs.outcomes import LimitsDiffer, OwnedRuns, RunCounts, RunPage
-from ..rules.runs.record import Ending, NewRun, RunEvent, Scalar
+from ..rules.runs.record import Block, Ending, NewRun, RunEvent, Scalar
 from ..rules.runs.repository import RunFilter, RunRepository
 from ..rules.slot import Swap
 from .base import PAGE, Command
@@ -73,8 +73,10 @@ class ClaimRuns(RunCommand, frozen=True, kw_only=True):
 
     `types`: pairs of (type of a run that the worker can claim, type that the run gets by the claim: a run started by
     name gets its version here). Runs of crashed workers are released first. A run whose workers crashed repeatedly
-    fails. Of runs that may be crashing their workers at most `suspects` are claimed. A named run that the worker has
-    already is returned again, under the same claim token. Again: claims more.
+    is blocked. A blocked run is claimed when its pause is over, or by name; with `untried`, only blocked runs are
+    claimed, by name, which `engine` (opened at the time `opened` of the store's clock) may try. `code` is the version
+    of that engine. Of runs that may be crashing their workers at most `suspects` are claimed. A named run that the
+    worker has already is returned again, under the same claim token. Again: claims more.
     """
 
     worker: str
@@ -82,6 +84,10 @@ class ClaimRuns(RunCommand, frozen=True, kw_only=True):
     limit: int = PAGE
     suspects: int = 1
     runs: tuple[str, ...] = ()
+    engine: str = ""
+    opened: int = 0
+    code: str = ""
+    untried: bool = False
 
     def apply(self, repo: RunRepository, now: int) -> Outcome:
         """Decide by `rules.runs.transitions.claim`."""
@@ -93,6 +99,10 @@ class ClaimRuns(RunCommand, frozen=True, kw_only=True):
             limit=max(1, self.limit),
             suspects=self.suspects,
             runs=self.runs,
+            engine=self.engine,
+            opened=self.opened,
+            code=self.code,
+            untried=self.untried,
         )
 
 
@@ -136,6 +146,71 @@ class RecordRun(RunCommand, frozen=True, kw_only=True):
             swap=self.swap,
             lock_requests=self.lock_requests,
             stuck=self.stuck,
+        )
+
+
+class BlockRun(RunCommand, frozen=True, kw_only=True):
+    """Block a run that the caller drives, because its code cannot continue it. Needs the fence.
+
+    Answers `Blocked` or `RunRefused`. Events that the driver has not seen do not prevent it. `reason` is JSON text, as
+    of a failure; `before` is the block that the run was claimed from. Again: the same answer.
+    """
+
+    run: str
+    fence: int
+    reason: str
+    engine: str
+    code: str = ""
+    before: Block | None = None
+    request: str
+
+    def apply(self, repo: RunRepository, now: int) -> Outcome:
+        """Decide by `rules.runs.blocking.block`."""
+        return blocking.block(
+            repo,
+            now,
+            run=self.run,
+            fence=self.fence,
+            reason=self.reason,
+            engine=self.engine,
+            code=self.code,
+            before=self.before,
+            request=self.request,
+        )
+
+
+class UnblockRun(RunCommand, frozen=True, kw_only=True):
+    """Let a blocked run be tried at once. Answers `Posted`; `RunRefused` unless it is blocked under this fence.
+
+    Again: the same.
+    """
+
+    run: str
+    fence: int
+    request: str
+
+    def apply(self, repo: RunRepository, now: int) -> Outcome:
+        """Decide by `rules.runs.blocking.unblock`."""
+        return blocking.unblock(repo, now, run=self.run, fence=self.fence, request=self.request)
+
+
+class FailRun(RunCommand, frozen=True, kw_only=True):
+    """End a run as failed that no worker drives. `entry`, if any, is added to its journal. Again: the same.
+
+    Answers `Posted`; `RunRefused` while a worker drives it, after its end, or when its fence is not the one that the
+    caller saw. Its locks are released, its parent and its watchers are notified, and its limits have room again.
+    """
+
+    run: str
+    fence: int
+    reason: str
+    entry: str = ""
+    request: str
+
+    def apply(self, repo: RunRepository, now: int) -> Outcome:
+        """Decide by `rules.runs.blocking.give_up`."""
+        return blocking.give_up(
+            repo, now, run=self.run, fence=self.fence, reason=self.reason, entry=self.entry, request=self.request
         )
 
 
@@ -261,10 +336,13 @@ class RegisterWorker(RunCommand, frozen=True, kw_only=True):
     worker: str
     name: str
     types: tuple[str, ...]
+    engine: str = ""
 
     def apply(self, repo: RunRepository, now: int) -> Outcome:
         """Decide by `rules.runs.transitions.register_worker`."""
-        return transitions.register_worker(repo, now, worker=self.worker, name=self.name, types=self.types)
+        return transitions.register_worker(
+            repo, now, worker=self.worker, name=self.name, types=self.types, engine=self.engine
+        )
 
 
 class UnregisterWorker(RunCommand, frozen=True, kw_only=True):

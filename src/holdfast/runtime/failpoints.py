@@ -11,13 +11,16 @@ from typing import Literal
 
 from ..commands import Command
 from ..commands.runs import (
+    BlockRun,
     ClaimRuns,
+    FailRun,
     PostEvent,
     PublishLimits,
     RecordRun,
     RegisterWorker,
     ReviveRun,
     StartRun,
+    UnblockRun,
     UnregisterWorker,
     WatchRun,
 )
@@ -27,7 +30,7 @@ When = Literal["before", "after"]
 
 KINDS = (
     "start", "claim", "record", "record children", "take", "give", "park", "finish", "signal", "cancel", "revive",
-    "watch", "enlist", "dismiss", "publish", "state", "transaction",
+    "block", "unblock", "fail", "watch", "enlist", "dismiss", "publish", "state", "transaction",
 )  # fmt: skip
 NAMES = tuple(f"{when} {kind}" for kind in KINDS for when in ("before", "after"))
 
@@ -35,6 +38,9 @@ _PLAIN: dict[type[Command], str] = {
     StartRun: "start",
     ClaimRuns: "claim",
     ReviveRun: "revive",
+    BlockRun: "block",
+    UnblockRun: "unblock",
+    FailRun: "fail",
     WatchRun: "watch",
     RegisterWorker: "enlist",
     UnregisterWorker: "dismiss",

@@ -26,6 +26,7 @@ from ..rules.runs.limits import LimitKey, WorkflowLimits, group_of
 from ..rules.runs.lock_requests import run_of_attempt
 from ..rules.runs.record import Finish, NewRun, Run
 from ..rules.runs.transitions import ORPHANS_AT_ONCE
+from ..rules.runs.tree import TREE_MEMBER, tree_key
 from .batch_view import FEW, rounded
 from .questions import (
     Claimable,
@@ -164,6 +165,8 @@ def _start(new: NewRun, worker: str, known: Snapshot | None) -> Questions:
     yield RegisteredWorkers()
     if not new.parent or new.places:
         yield LimitsOf(workflow)
+    if new.parent:
+        yield RecordAt(TREE_MEMBER.name, tree_key(new.root, new.id))
     if new.key:
         yield RunByKey(workflow, new.key)
         if isinstance(same := _look(known, RunByKey(workflow, new.key)), str):
@@ -300,8 +303,11 @@ def _claimed(id: str, known: Snapshot | None) -> Questions:
             yield LockByKey(key)
 
 
-def _one_run(command: r.PostEvent | r.ReviveRun | r.WatchRun | r.ReadRun, known: Snapshot | None) -> Questions:
-    """The questions about one run that is read, gets an event or is revived."""
+ONE_RUN = r.PostEvent | r.ReviveRun | r.WatchRun | r.ReadRun | r.BlockRun | r.UnblockRun | r.FailRun
+
+
+def _one_run(command: ONE_RUN, known: Snapshot | None) -> Questions:
+    """The questions about one run that is read, gets an event, is revived, blocked or ended."""
     yield RunById(command.run)
     yield RegisteredWorkers()
     if isinstance(command, r.PostEvent) and command.event.key:
@@ -314,13 +320,15 @@ def _one_run(command: r.PostEvent | r.ReviveRun | r.WatchRun | r.ReadRun, known:
     if isinstance(run, Run):
         if run.worker:
             yield LockByKey(rule.worker_key(run.worker))
-        if isinstance(command, r.ReviveRun):
+        if isinstance(command, r.ReviveRun | r.FailRun):
             yield RunEvents(command.run, 0)
             yield LockByKey(rule.run_key(run.workflow, run.id))
+        if isinstance(command, r.FailRun):
+            yield from _finish(run, known)
 
 
 def _other(command: r.RunCommand, known: Snapshot | None) -> Questions:
-    if isinstance(command, r.PostEvent | r.ReviveRun | r.WatchRun | r.ReadRun):
+    if isinstance(command, ONE_RUN):
         yield from _one_run(command, known)
     elif isinstance(command, r.PublishLimits | r.ReadLimits):
         yield LimitsOf(command.workflow)

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from copy import deepcopy
 
 from ..errors import RecordUnreadable
 from ..rules import lock as lock_rules
 from ..rules.lock_record import LockRecord
-from ..rules.runs.admission import finish
 from ..rules.runs.limits import Limit, LimitKey, WorkflowLimits
-from ..rules.runs.record import POISONED, POSTPONED, Finish, Run, RunEvent, WorkerRecord, worker_key
+from ..rules.runs.record import POSTPONED, Run, RunEvent, WorkerRecord, worker_key
 from ..rules.runs.repository import RunFilter
 from ..rules.slot import EMPTY_SLOT, Address, Slot
 from .batch_view import BatchView, rounded
@@ -23,7 +21,6 @@ from .index_moves import IndexMoves, arrivals, due_runs, members, runs_of
 from .questions import (
     AddEvent,
     AppendEntries,
-    Changes,
     DanglingItem,
     Entries,
     EventByKey,
@@ -124,24 +121,9 @@ class BatchRepository(BatchView):
                 continue
             if run is None:
                 self._new.dangling[entry] = None
-            elif run.crashes < POISONED or self._may_end(run):
+            else:
                 found.append(run)
         return found
-
-    def _may_end(self, run: Run) -> bool:
-        """Whether a run that has crashed too often can be ended now: no row that this needs is locked."""
-        kept, moves = self._new, self._moves
-        self._new, self._moves = Changes(), deepcopy(moves)
-        self._new.add(kept)
-        try:
-            finish(self, self.now, run, Finish("failed", "null"))
-        except RowLocked:
-            return False
-        except RecordUnreadable:
-            return True  # the rule decides what happens then
-        finally:
-            self._new, self._moves = kept, moves
-        return True
 
     def _due_items(self, type: str) -> tuple[set[tuple[int, str]], set[tuple[int, str]]]:
         """The items of due runs of a type that this batch has removed, and those that it has added."""

@@ -12,7 +12,7 @@ from ..rules.lock_record import EMPTY, LockRecord
 from ..rules.runs import record as rule
 from ..rules.runs.lock_queue import reader_of
 from ..rules.runs.locks import notify_offered
-from ..rules.runs.outcomes import Claimed, Posted, Recorded, RunRefused, Started
+from ..rules.runs.outcomes import Blocked, Claimed, Posted, Recorded, RunRefused, Started
 from ..rules.runs.record import Ending, Finish, NewRun, Park, Run, RunEvent, Scalar
 from ..rules.runs.repository import RunFilter
 from ..rules.slot import EMPTY_SLOT, Address, Conflict, Slot, SlotSeen, Swap
@@ -23,6 +23,7 @@ from .builders import ME, SECOND
 WORKFLOWS = ("order", "mail", "order@2")
 SLOTS: tuple[Address, ...] = (("workflow", "order", "total"), ("execution", "run-0", "seats: é"))
 TYPES = ("order", "mail", "order@2", "order@*")
+ENGINES = ("e1", "e2")
 VALUES = (None, "1", '{"a":[1,2.50]}', '"\\u0000 é 😀"')
 
 
@@ -92,7 +93,7 @@ class RunHistoryGenerator:
                 self.seen[command.address] = outcome
             elif isinstance(outcome, Conflict) and isinstance(command, r.RecordRun) and command.swap is not None:
                 self.seen[command.swap.address] = outcome
-            elif isinstance(outcome, Started | Posted):
+            elif isinstance(outcome, Started | Posted | Blocked):
                 self.known[outcome.run.id] = outcome.run
             elif isinstance(outcome, Claimed):
                 self.known.update({claim.run.id: claim.run for claim in outcome.claims})
@@ -126,7 +127,8 @@ class RunHistoryGenerator:
 
     def _enlist(self, worker: str) -> c.Command:
         types = tuple(self.random.sample(TYPES, self.random.choice([1, 2, 4])))
-        return r.RegisterWorker(worker=worker, name=f"worker {worker}", types=types)
+        engine = self.random.choice(["", *ENGINES])
+        return r.RegisterWorker(worker=worker, name=f"worker {worker}", types=types, engine=engine)
 
     def _request(self) -> str:
         self._requests += 1
@@ -209,7 +211,32 @@ class RunHistoryGenerator:
             limit=pick.choice([1, 2, 100]),
             suspects=pick.choice([0, 1]),
             runs=pick.choice([(), (), (), tuple(pick.sample(self.ids, 2))]),
+            engine=pick.choice(["", *ENGINES]),
+            opened=pick.choice([0, 2**50]),
+            code=pick.choice(["", "1.2"]),
+            untried=pick.random() < 0.2,
         )
+
+    def _block(self) -> c.Command:
+        pick = self.random
+        run = self.known.get(pick.choice(self.ids)) or Run(id="nobody", type="order", created_at=0)
+        return r.BlockRun(
+            run=run.id,
+            fence=run.fence,
+            reason='{"type":"NonDeterminismError","message":"é"}',
+            engine=pick.choice(ENGINES),
+            code=pick.choice(["", "1.2"]),
+            before=pick.choice([None, run.block]),
+            request=self._request(),
+        )
+
+    def _unblock(self) -> c.Command:
+        pick = self.random
+        run = self.known.get(pick.choice(self.ids)) or Run(id="nobody", type="order", created_at=0)
+        if pick.random() < 0.5:
+            return r.UnblockRun(run=run.id, fence=run.fence, request=self._request())
+        entry = pick.choice(["", '["left"]'])
+        return r.FailRun(run=run.id, fence=run.fence, reason='{"type":"x"}', entry=entry, request=self._request())
 
     def _post(self) -> c.Command:
         pick = self.random
@@ -237,7 +264,7 @@ class RunHistoryGenerator:
         pick = self.random
         times = [run.created_at for run in self.known.values()] or [0]
         wanted = RunFilter(
-            statuses=pick.choice([(), (), ("running",), ("completed", "failed")]),
+            statuses=pick.choice([(), (), ("running",), ("blocked",), ("completed", "failed")]),
             workflow=pick.choice(["", "", "order"]),
             prefix=pick.choice(["", "", "run-1", "run-", "x"]),
             since=pick.choice([None, None, min(times)]),
@@ -260,6 +287,8 @@ class RunHistoryGenerator:
             (30, self._record),
             (10, self._post),
             (4, self._revive),
+            (3, self._block),
+            (2, self._unblock),
             (4, lambda: self._lease(worker)),
             (4, lambda: self._enlist(worker)),
             (2, lambda: c.Release(key=key, id=worker, token=self.leases.get(key, 0))),

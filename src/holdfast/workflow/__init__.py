@@ -4,11 +4,12 @@ from .context import ChildHandle, Context, StepInfo, current_step
 from .definition import Retry, Step, Workflow, step, workflow
 from .engine import Engine, RunHandle
 from .limits import Admission, Concurrency, Rate
-from .queries import RunInfo, RunsPage
+from .queries import BlockInfo, RunInfo, RunsPage
 from .replay_locks import RunLease
 
 __all__ = [
     "Admission",
+    "BlockInfo",
     "ChildHandle",
     "Concurrency",
     "Context",

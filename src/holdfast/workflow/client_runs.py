@@ -77,8 +77,12 @@ class AsyncRunQueries:
         await self._run(self._ready().cancel(run_id))
 
     async def retry(self, run_id: str) -> RunInfo:
-        """Continue a failed run from the step that failed."""
+        """Continue a failed run from the step that failed, or let a blocked run be tried at once."""
         return await self._run(self._ready().revive(run_id, restart=False))
+
+    async def fail(self, run_id: str, reason: str) -> RunInfo:
+        """Give up a run that no worker drives, such as a blocked one: it ends as failed, and its locks are released."""
+        return await self._run(self._ready().fail(run_id, reason))
 
     async def restart(self, run_id: str) -> RunInfo:
         """Start a run again with a new history. Raises `RunLocked` while a worker drives it."""
@@ -217,8 +221,12 @@ class Runs(_BaseRuns):
         return run(self._queries.result(run_id, output, checked_timeout(timeout)), self._client.runtime.batchers)
 
     def retry(self, run_id: str) -> RunInfo:
-        """Continue a failed run from the step that failed."""
+        """Continue a failed run from the step that failed, or let a blocked run be tried at once."""
         return run(self._queries.revive(run_id, restart=False), self._client.runtime.batchers)
+
+    def fail(self, run_id: str, reason: str) -> RunInfo:
+        """Give up a run that no worker drives, such as a blocked one: it ends as failed, and its locks are released."""
+        return run(self._queries.fail(run_id, reason), self._client.runtime.batchers)
 
     def restart(self, run_id: str) -> RunInfo:
         """Start a run again with a new history. Raises `RunLocked` while a worker drives it."""

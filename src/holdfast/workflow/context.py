@@ -17,7 +17,7 @@ import msgspec
 from ..errors import InvalidOption, InvalidValue, InvalidWorkflow, NotInWorkflow
 from ..rules.runs.record import NewRun, Scalar, workflow_of
 from ..rules.slot import Address
-from ..runtime.codec import decode_value, encode_value
+from ..runtime.codec import encode_value
 from ..state.compare_and_swap import Decide
 from ..validation import Duration, checked_key, seconds
 from .attempts import marked
@@ -392,7 +392,7 @@ class Context(ContextLocks):
         except asyncio.CancelledError:
             self._code.cancel_child(id)
             raise
-        return decode_value(text, output, what=f"the result of the run {id!r}")
+        return await self._code.read(text, output, id=f"child:{id}", what=f"the result of the run {id!r}")
 
     async def set_attributes(self, **attributes: Scalar) -> None:
         """Set attributes by which lists find this run; attributes that are not named stay."""

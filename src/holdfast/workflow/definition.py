@@ -12,7 +12,18 @@ from contextvars import ContextVar
 from copy import copy
 from functools import update_wrapper
 from types import MethodType
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    Literal,
+    ParamSpec,
+    Self,
+    TypeVar,
+    get_args,
+    overload,
+)
 
 import msgspec
 
@@ -31,6 +42,8 @@ R = TypeVar("R")
 S = TypeVar("S")
 P = ParamSpec("P")
 Q = ParamSpec("Q")
+
+UnreadableInput = Literal["block", "fail"]
 
 current_context: ContextVar[Context | None] = ContextVar("holdfast_context", default=None)
 """The context of the run whose code is running; None in step bodies and everywhere else."""
@@ -106,6 +119,7 @@ class Workflow(Generic[I, O]):
         version: str | None,
         concurrency: Concurrency | Sequence[Concurrency] | None = None,
         rate: Rate | Sequence[Rate] | None = None,
+        unreadable_input: UnreadableInput = "block",
     ) -> None:
         if not inspect.iscoroutinefunction(function):
             raise InvalidWorkflow(
@@ -129,6 +143,9 @@ class Workflow(Generic[I, O]):
                 raise InvalidOption(f"a workflow's name and version may not hold @ or *: {text!r}")
         self.timeout = None if timeout is None else round(seconds(timeout, what="timeout") * MICROSECONDS)
         self.retry = checked_retry(retry) or ONCE
+        if unreadable_input not in get_args(UnreadableInput):
+            raise InvalidOption(f'unreadable_input={unreadable_input!r} is neither "block" nor "fail"')
+        self.unreadable_input = unreadable_input
         self.limits, self.terms = terms_of(concurrency, rate)
         self.takes_input = len(parameters) == 2  # noqa: PLR2004  (the context and the input)
         hints = hints_of(function)
@@ -321,6 +338,7 @@ def workflow(
     version: str | None = None,
     concurrency: Concurrency | Sequence[Concurrency] | None = None,
     rate: Rate | Sequence[Rate] | None = None,
+    unreadable_input: UnreadableInput = "block",
 ) -> _WorkflowMaker: ...
 def workflow(
     name: Any = None,
@@ -330,8 +348,12 @@ def workflow(
     version: str | None = None,
     concurrency: Concurrency | Sequence[Concurrency] | None = None,
     rate: Rate | Sequence[Rate] | None = None,
+    unreadable_input: UnreadableInput = "block",
 ) -> Any:
     """Make a workflow of an async function `(ctx, input)`, with or without parentheses.
+
+    A run whose input cannot be read as the type of the parameter is blocked until other code can read it; with
+    `unreadable_input="fail"`, a run that has not begun fails instead.
 
     >>> @workflow
     ... async def greet(ctx, name: str) -> str:
@@ -339,7 +361,14 @@ def workflow(
     >>> greet
     <workflow greet>
     """
-    options = {"timeout": timeout, "retry": retry, "version": version, "concurrency": concurrency, "rate": rate}
+    options: dict[str, Any] = {
+        "timeout": timeout,
+        "retry": retry,
+        "version": version,
+        "concurrency": concurrency,
+        "rate": rate,
+        "unreadable_input": unreadable_input,
+    }
     if name is None or isinstance(name, str):
         return _WorkflowMaker(name=name, **options)
     return _WorkflowMaker(name=None, **options)(name)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -17,10 +18,10 @@ from typing import Any, Literal
 
 from msgspec.structs import replace
 
-from ..commands.runs import RecordRun
-from ..errors import HoldfastError, InvalidValue, NotInWorkflow, RunExists, WorkflowFailed
+from ..commands.runs import BlockRun, RecordRun
+from ..errors import HoldfastError, InvalidValue, NotInWorkflow, RunExists, StoreUnavailable, WorkflowFailed
 from ..rules.lock_outcomes import Outcome
-from ..rules.runs.outcomes import Claim, Recorded, RunRefused
+from ..rules.runs.outcomes import Blocked, Claim, Recorded, RunRefused
 from ..rules.runs.record import End, Ending, Finish, NewRun, Park, Run, RunEvent, workflow_of
 from ..runtime.codec import encode_value
 from . import journal as j
@@ -40,7 +41,7 @@ from .step_runner import StepRunner, TransactionResult
 
 _log = logging.getLogger("holdfast.workflow")
 
-Leaving = Literal["refused", "lost", "parked", "ended", "closed"]
+Leaving = Literal["refused", "lost", "parked", "blocked", "ended", "closed"]
 Delivery = Callable[[], None]
 
 
@@ -69,6 +70,8 @@ class Driver:
         self._pause: Pause | None = None  # between two attempts of the workflow
         self._busy = True  # not begun, delivering, or a transaction is writing the journal
         self._draining = False
+        self._block_sent = False
+        self._block: BlockRun | None = None  # the code does not fit: this is sent instead of a record
         self._due: int | None = None  # the time that was last given to `host.wake_at`
 
     # -- called by the worker ---------------------------------------------------------------------------
@@ -79,8 +82,10 @@ class Driver:
         try:
             self._pause = pause_of(claim.entries)
         except Exception as error:  # as below
-            self._fail(error)
-        if self._pause is None and claim.run.length == 1 and claim.run.last.startswith(RESTART):
+            self._cannot_continue(error)
+        if self._block is not None:
+            pass
+        elif self._pause is None and claim.run.length == 1 and claim.run.last.startswith(RESTART):
             self._begin_attempt(seen=0)  # children of the removed history may exist
         elif self._pause is None:
             self._replay(claim.entries, claim.events)
@@ -97,9 +102,11 @@ class Driver:
         if self.end is None:
             try:
                 code.replay(entries, events)
-            except Exception as error:  # whatever it is: the run is recorded as failed, and does not hang
-                self._fail(error)
+            except Exception as error:  # whatever it is: the run is blocked or has failed, and does not hang
+                self._cannot_continue(error)
         code.replaying = False
+        if self._block is not None:
+            return
         self._driver_locks.replay_locks = code.replay_locks
         if self.end is None:
             self._driver_locks.begin(self._claim.held, self._claim.events)
@@ -152,6 +159,7 @@ class Driver:
         """Whether nothing is in progress here: the run waits for time or for events."""
         return not (
             self._busy
+            or self._block is not None
             or self._steps.running
             or self._recorder.under_way
             or self._wants_record()
@@ -204,6 +212,8 @@ class Driver:
     def drain(self) -> None:
         """Begin no further step, and release the run to other workers as soon as the running steps are recorded."""
         self._draining = True
+        if self._block is not None:
+            return
         under_way = self._busy or self._steps.running or self._recorder.under_way or self._wants_record()
         if self.end is None and self.left is None and not under_way and not self._children.busy:
             self._effects.clear()
@@ -293,6 +303,9 @@ class Driver:
         """Deliver everything that can be delivered, end the run if its code has ended, and record."""
         if self.left is not None or self._busy:
             return
+        if self._block is not None:
+            self._flush()
+            return
         self._busy = True
         code = self._code
         try:
@@ -310,7 +323,7 @@ class Driver:
                 else:
                     break
         except Exception as error:  # as above
-            self._fail(error)
+            self._cannot_continue(error)
         self._busy = False
         self.idle_since = self.host.now()
         self._flush()
@@ -362,7 +375,7 @@ class Driver:
     def _deadline(self) -> int | None:
         if self.workflow.timeout is None or self._code.end_as is not None:
             return None
-        return (self.run.started_at or self.run.created_at) + self.workflow.timeout
+        return (self.run.started_at or self.run.created_at) + self.workflow.timeout + self.run.blocked_for
 
     def _conclude(self) -> None:
         """The code has ended: decide how the run ends."""
@@ -404,10 +417,50 @@ class Driver:
         else:
             self.end = Finish(status, j.write_failure(failure))
 
-    def _fail(self, error: Exception) -> None:
-        """The run cannot continue: record it as failed. It can be retried with other code."""
+    def _cannot_continue(self, error: Exception) -> None:
+        """This code cannot continue the run: block it until other code can. Misuse of the loop is a failure.
+
+        Nothing that was delivered since the last record is recorded.
+        """
+        unread = self._code.input_unreadable and self._recorder.length == 1
+        if isinstance(error, NotInWorkflow) or (unread and self.workflow.unreadable_input == "fail"):
+            self._fail(error)
+            return
         if not isinstance(error, HoldfastError):
-            _log.error("the run %s failed with an unexpected error; it can be retried", self.run.id, exc_info=error)
+            _log.error("the run %s is blocked by an unexpected error", self.run.id, exc_info=error)
+        self._stop_effects()
+        self._recorder.discard()
+        self._children.leave()
+        self.end = None
+        self._block = BlockRun(
+            run=self.run.id,
+            fence=self.run.fence,
+            reason=j.write_failure(failure_of(error)),
+            engine=self.host.engine,
+            code=self.host.code,
+            before=self._claim.block,
+            request=secrets.token_hex(8),
+        )
+
+    def _send_block(self) -> None:
+        if self._block is not None and self.left is None:
+            self.host.send(self._block, self._blocked)
+
+    def _blocked(self, answer: Outcome | HoldfastError) -> None:
+        """The store has answered that the run is blocked, or who drives it now."""
+        if self.left is not None or self._block is None:
+            return
+        if isinstance(answer, StoreUnavailable):
+            self.host.emit("record_failed", run=self.run.id, error=str(answer))
+            self.host.later(RETRY_SECONDS, self._send_block)
+        elif isinstance(answer, Blocked):
+            emit_blocked(self.host.emit, answer.run)
+            self.leave("blocked")
+        else:
+            self._refused(answer)
+
+    def _fail(self, error: Exception) -> None:
+        """The run cannot continue because of a mistake in its code: record it as failed. It can be retried."""
         self._stop_effects()
         self._recorder.discard()
         self._children.give_up(stored_with=self._recorder.children_under_way())
@@ -515,11 +568,18 @@ class Driver:
         """Record what was delivered, and begin the effects whose barrier is reached."""
         if self.left is not None or self._busy:
             return
+        if self._block is not None:
+            if self._recorder.under_way is None and not self._block_sent:
+                self._block_sent = True
+                self._send_block()
+            return
         try:
             while self._effects and self.end is None and self._may_begin(*self._effects[0][:2]):
                 self._effects.popleft()[2]()
         except Exception as error:  # as above
-            self._fail(error)
+            self._cannot_continue(error)
+            self._flush()
+            return
         self._children.send(self._recorder.reached)
         if self._recorder.under_way is None and self._wants_record():
             self._record()
@@ -588,6 +648,14 @@ class Driver:
         if command.stuck is not None and self._may_be_waited_for(command):
             self.host.search_deadlock(self.run.id)
         self.receive(answer.events)
+
+
+def emit_blocked(emit: Callable[..., None], run: Run) -> None:
+    """Emit the event for a run that was blocked."""
+    block = run.block
+    assert block is not None  # noqa: S101
+    reason = str(j.read_failure(block.reason))
+    emit("run_blocked", run=run.id, workflow=run.type, reason=reason, tries=block.tries, code=block.code)
 
 
 def _taken(child: str) -> RunExists:

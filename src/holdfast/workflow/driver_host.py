@@ -35,6 +35,10 @@ class DriverHost(Protocol):
     """The worker, as its drivers see it. Everything happens on its event loop."""
 
     max_bytes: int
+    engine: str
+    """The id of the engine: it stays the same when the worker registers again."""
+    code: str
+    """The version of the engine's code, if it was given one."""
     transactional: bool
     """Whether the user's own writes can be in one transaction with the store's."""
     turns: SlotTurns

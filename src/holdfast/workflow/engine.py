@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, overload
+
+from msgspec.structs import replace
 
 from ..commands.runs import CountRuns
 from ..errors import ClientClosed, InvalidOption, RunExists, StoreUnusable, WorkflowNotRegistered
@@ -28,7 +31,7 @@ from ..runtime.misuse import AsyncOnly, require_asyncio
 from ..runtime.runners import run_async
 from ..runtime.threads import in_thread
 from ..stores import Handle
-from ..validation import MICROSECONDS, Duration, checked_count, checked_ttl, seconds
+from ..validation import MICROSECONDS, Duration, checked_count, checked_key, checked_ttl, seconds
 from .client_runs import AsyncRunQueries
 from .definition import Workflow
 from .driver import Driver
@@ -99,6 +102,8 @@ class Engine(AsyncRunQueries, AsyncOnly):
     `name` and `store_options` are those of `Client`, and are refused beside a client, which has its own.
     When this process crashes, its runs can be claimed by others after `worker_ttl`; heartbeats are sent every third of
     it. With `recover=False` the engine claims nothing by itself: it drives the runs that it starts or resumes.
+    `version` names the code of this process, such as a release or a commit; it is recorded in the runs that the engine
+    drives, and shown with them.
     """
 
     _worker_type: type[Worker] = Worker
@@ -117,6 +122,7 @@ class Engine(AsyncRunQueries, AsyncOnly):
         park_after: Duration = 10,
         max_bytes: int | None = None,
         grace: Duration = GRACE_SECONDS,
+        version: str | None = None,
     ) -> None:
         self._where = url_or_client
         self._options: dict[str, Any] = {"namespace": namespace, "name": name, "store_options": store_options}
@@ -133,6 +139,7 @@ class Engine(AsyncRunQueries, AsyncOnly):
         self._park_after = seconds(park_after, what="park_after")
         self._max_bytes = None if max_bytes is None else checked_count(max_bytes, what="max_bytes")
         self._grace = seconds(grace, what="grace")
+        self._version = "" if version is None else checked_key(str(version), what="version")
         self._process = 0
         self._client: BaseClient | None = None
         self._worker: Worker | None = None
@@ -214,6 +221,8 @@ class Engine(AsyncRunQueries, AsyncOnly):
             park_after=self._park_after,
             max_bytes=self._max_bytes or client.max_bytes,
             recover=self._recover,
+            engine=secrets.token_hex(8),
+            code=self._version,
         )
 
     def _new_client(self, where: str | Handle | None) -> BaseClient:
@@ -294,6 +303,7 @@ class Engine(AsyncRunQueries, AsyncOnly):
         new = queries.new_run(
             known, input, id=id, idempotency_key=idempotency_key, attributes=attributes, priority=priority
         )
+        new = replace(new, code=self._version) if self._version else new
         output = known.output_type if isinstance(known, Workflow) else Any
         if connection is not None:
             started = await self._start_within(connection, new, known, require_definition=require_definition)
@@ -401,6 +411,8 @@ class Engine(AsyncRunQueries, AsyncOnly):
         checked_count(limit, what="limit")
         await worker.lock_sweeper.sweep_all()
         drivers = await worker.claim(limit=limit)
+        while len(drivers) < limit and (more := await worker.try_blocked(limit - len(drivers))):
+            drivers += more
         await asyncio.gather(*(at_rest(driver) for driver in drivers))
         for driver in drivers:
             driver.park()

@@ -82,6 +82,15 @@ class Signalled(Entry, frozen=True, tag="signal", kw_only=True):
     event: int
 
 
+class Unread(Entry, frozen=True, tag="unread", kw_only=True):
+    """The code could not read what it received: a signal, or the result of a child. It raised `InvalidValue`.
+
+    It delivers nothing. Where this entry is missing, code that cannot read the same value does not fit the history.
+    """
+
+    id: str
+
+
 class ChildEnded(Entry, frozen=True, tag="child", kw_only=True):
     """A child has ended: the event with this number."""
 
@@ -154,6 +163,7 @@ AnyEntry = (
     | Attempted
     | TimerEnded
     | Signalled
+    | Unread
     | ChildEnded
     | CancelAsked
     | LockGranted

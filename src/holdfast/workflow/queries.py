@@ -9,11 +9,12 @@ import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
-from ..commands.runs import ListRuns, PostEvent, ReadRun, ReviveRun, WatchRun
+from ..commands import ListRecords, RecordPage
+from ..commands.runs import FailRun, ListRuns, PostEvent, ReadRun, ReviveRun, UnblockRun, WatchRun
 from ..errors import (
     HoldfastError,
     InvalidOption,
@@ -25,8 +26,9 @@ from ..errors import (
 )
 from ..platform import elapsed
 from ..rules.runs.outcomes import Claim, Limited, Posted, RunPage, RunRefused, RunSeen
-from ..rules.runs.record import ANY_VERSION, LIVING, Run, RunEvent, Scalar, Status, ended_key
+from ..rules.runs.record import ANY_VERSION, LIVING, Block, Run, RunEvent, Scalar, Status, ended_key
 from ..rules.runs.repository import RunFilter
+from ..rules.runs.tree import TREE_MEMBER, TreeMember, tree_prefix
 from ..runtime.codec import decode_value, encode_message
 from ..runtime.flows import Flow, Wait, send
 from ..validation import Duration, checked_count, checked_key, seconds
@@ -39,7 +41,7 @@ POLL_SECONDS = 1.0
 """Initial polling interval of `result()`, in seconds; also the fixed interval without notifications."""
 MAX_POLL_SECONDS = 15.0
 """Longest polling interval of `result()` with notifications."""
-STATUSES = ("queued", "pending", "running", "suspended", "completed", "failed", "cancelled", "timed_out")
+STATUSES: tuple[Status, ...] = get_args(Status)
 RETRIABLE = {"failed", "timed_out", "cancelled"}
 RESTART = "restart-"
 """The beginning of the request id of a restart, by which a driver knows that a history was removed."""
@@ -49,8 +51,20 @@ _CURSOR = re.compile(r"(-?[0-9]{1,18}):(.+)", re.ASCII | re.DOTALL)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
+class BlockInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a run is blocked, since when, and how often it was tried; `code` is the version of the last engine."""
+
+    reason: j.Failure
+    since: datetime
+    tries: int
+    code: str | None = None
+
+
 class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A run as it was when it was read. `holder` is the worker that drives it; it holds or waits for `locks`."""
+    """A run as it was when it was read. `holder` is the worker that drives it; it holds or waits for `locks`.
+
+    `code` is the version of the engine that drove it last; `blocked` says why no code that was tried can continue it.
+    """
 
     id: str
     workflow: str
@@ -68,6 +82,8 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     entries: int = 0
     result: Any = None
     error: j.Failure | None = None
+    code: str | None = None
+    blocked: BlockInfo | None = None
 
     @property
     def living(self) -> bool:
@@ -170,6 +186,11 @@ class RunQueries(RunStarter):
     def _not_in_time(self, run: Run, holder: str, timeout: float | None) -> Flow[RunResultTimeout]:
         """The error for a run that has not ended in time. Its text says if no running worker knows the workflow."""
         late = f"the run {run.id!r} did not end within {timeout or 0:g} s (status: {run.status})."
+        if run.block is not None:
+            return RunResultTimeout(
+                f"{late} The code that was tried cannot continue it: {j.read_failure(run.block.reason)} The run keeps "
+                "its history and its locks, and continues when an engine has code that fits."
+            )
         try:
             able = bool(holder) or run.status == "queued" or bool((yield from self.who_can(run.type)))
         except HoldfastError:  # this is not known
@@ -187,6 +208,8 @@ class RunQueries(RunStarter):
         run = claim.run
         if fence is not None and run.fence != fence:  # another caller has revived it
             return info(run, holder=seen.holder)
+        if not restart and run.block is not None:
+            return (yield from self._unblock(run))
         if not restart and run.status not in RETRIABLE:
             raise InvalidOption(
                 f"the run {run_id!r} is {run.status}, and only a run that failed, was cancelled or timed out can be "
@@ -217,6 +240,57 @@ class RunQueries(RunStarter):
         for child in children:
             yield from self._revive_child(run_id, child)
         return info(outcome.run)
+
+    def _unblock(self, run: Run) -> Flow[RunInfo]:
+        """Let a blocked run be tried at once."""
+        restarted = run.length == 1 and run.last.startswith(RESTART)  # the next driver must know it
+        request = f"{RESTART if restarted else ''}{secrets.token_hex(8)}"
+        outcome, _ = yield from send(UnblockRun(run=run.id, fence=run.fence, request=request))
+        if isinstance(outcome, Posted):
+            return info(outcome.run)
+        return (yield from self.get(run.id))  # it is being tried already, or has ended
+
+    def fail(self, run_id: str, reason: str) -> Flow[RunInfo]:
+        """End a run as failed that no worker drives."""
+        claim, seen = yield from self.see(run_id)
+        run = claim.run
+        if not run.living:
+            raise RunEnded(
+                f"the run {run_id!r} has ended ({run.status}). Nothing was changed.", run_id=run_id, status=run.status
+            )
+        children = yield from self._living_children(run)
+        entry = j.encode_entry(j.Left(at=seen.now, children=children)) if children else ""
+        failure = j.write_failure(j.Failure("RunFailed", reason))
+        outcome, _ = yield from send(
+            FailRun(run=run_id, fence=run.fence, reason=failure, entry=entry, request=secrets.token_hex(8))
+        )
+        if isinstance(outcome, RunRefused):
+            holder = outcome.holder or seen.holder
+            raise RunLocked(
+                f"the run {run_id!r} is driven by {holder or 'another worker'}. Nothing was changed. Cancel it: "
+                "only a run that no worker drives can be given up.",
+                holder=holder or None,
+            )
+        assert isinstance(outcome, Posted)  # noqa: S101
+        return info(outcome.run)
+
+    def _living_children(self, run: Run) -> Flow[tuple[str, ...]]:
+        """The children of a run that have not ended: a later retry must know of them."""
+        found: list[str] = []
+        after = ""
+        while True:
+            command = ListRecords(kind=TREE_MEMBER.name, prefix=tree_prefix(run.root), after=after)
+            page, _ = yield from send(command)
+            assert isinstance(page, RecordPage)  # noqa: S101
+            members = [item.record for item in page.items if isinstance(item.record, TreeMember)]
+            for member in members:
+                if member.parent == run.id:
+                    outcome, _ = yield from send(ReadRun(run=member.id))
+                    if isinstance(outcome, RunSeen) and outcome.claim is not None and outcome.claim.run.living:
+                        found.append(member.id)
+            if page.next is None:
+                return tuple(found)
+            after = page.next
 
     def _check_child(self, run_id: str, child: str) -> Flow[None]:
         """Raise if a child was cancelled with its parent and has not ended yet: the parent would fail because of it."""
@@ -372,6 +446,14 @@ def info(run: Run, holder: str = "") -> RunInfo:
         entries=run.length,
         result=msgspec.json.decode(run.result or "null") if completed else None,
         error=j.read_failure(run.result or "") if failed else None,
+        code=run.code or None,
+        blocked=None if run.block is None else _block_info(run.block),
+    )
+
+
+def _block_info(block: Block) -> BlockInfo:
+    return BlockInfo(
+        reason=j.read_failure(block.reason), since=_time(block.first), tries=block.tries, code=block.code or None
     )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from contextvars import copy_context
 from typing import Any, Protocol
 
-from ..errors import HoldfastError, NonDeterminismError, NotInWorkflow, WorkflowFailed
+from ..errors import HoldfastError, InvalidValue, NonDeterminismError, NotInWorkflow, WorkflowFailed
 from ..rules.runs.record import End, NewRun, Run, RunEvent, Scalar
 from ..runtime.codec import decode_value, output_of
 from . import journal as j
@@ -88,6 +88,9 @@ class Replay:
         """Whether earlier attempts, of this run or of one above it, or a removed history may have started children."""
         self.unclaimed: set[str] = set()
         """Children that are being looked up: an earlier attempt may have left them for this one."""
+        self.input_unreadable = False
+        self._unread: set[str] = set()  # what the code could not read when it first received it
+        self._unfit: InvalidValue | None = None  # the code cannot read what it could read before
         self.preface: j.Begun | None = None  # written before the first entry that is recorded
         self.end_as: End | None = None
         self.stop_at: int | None = None  # the end of the grace period after a cancel
@@ -116,6 +119,7 @@ class Replay:
         self.after_others = bool(begun) or is_marked(self.run.id)
         self.restarted = bool(begun) and not any(index < begun[0] for index in again)
         self.earlier = max((entry.seen for entry in entries if isinstance(entry, j.AttemptBegun)), default=0)
+        self._unread = {entry.id for entry in entries[start:] if isinstance(entry, j.Unread)}
         self.receive(events)
         self._begin(texts[0])
         for index in range(start, len(entries)):
@@ -148,12 +152,22 @@ class Replay:
     def _begin(self, text: str) -> None:
         run = self.run
         context = Context(self, seed=f"{run.id}:{run.request}:{run.created_at}:{self.attempt}")
-        value = decode_value(text, self.workflow.input_type, what=f"the input of the run {run.id!r}")
+        try:
+            value = decode_value(text, self.workflow.input_type, what=f"the input of the run {run.id!r}")
+        except InvalidValue:
+            self.input_unreadable = True
+            raise
         self.context = context
         scope = copy_context()
         scope.run(current_context.set, context)
         self.root = self.loop.create_task(self._main(context, value), name=self.workflow.name, context=scope)
+        self._run_until_quiet()
+
+    def _run_until_quiet(self) -> None:
+        """Run the code until it waits. Raises if it cannot read what it could read when it first received it."""
         self.loop.run_until_quiet()
+        if self._unfit is not None:
+            raise self._unfit
 
     async def _main(self, context: Context, value: Any) -> Any:
         return await self.workflow(context, value)
@@ -183,7 +197,7 @@ class Replay:
                     raise self._differs(
                         f"the child {entry.id!r} was refused", f"the children {sorted(self._child_waits)}"
                     )
-            case j.Begun() | j.Left() | j.AttemptBegun():
+            case j.Begun() | j.Left() | j.AttemptBegun() | j.Unread():
                 return
             case j.Attempted():
                 self.tries[entry.id] = entry
@@ -204,7 +218,7 @@ class Replay:
                 self._about_lock(entry)
             case _:
                 raise self._differs(f"an entry {type(entry).__name__} follows", "another entry")
-        self.loop.run_until_quiet()
+        self._run_until_quiet()
 
     def next_event(self, now: int) -> j.AnyEntry | None:
         """The next event of the inbox that can be delivered: in order of arrival, to the wait that began first."""
@@ -321,7 +335,24 @@ class Replay:
             payload = await future
         finally:
             self._signal_waits.pop(id, None)
-        return decode_value(payload, type, what=f"the signal {name!r}")
+        return await self.read(payload, type, id=id, what=f"the signal {name!r}")
+
+    async def read(self, text: str, type: Any, *, id: str, what: str) -> Any:
+        """Read a value that the code has received; `id` is the wait that received it.
+
+        The first time, a value that cannot be read is an error of the workflow. In a replay, code that cannot read a
+        value which it could read then does not fit the history: such code does not continue.
+        """
+        try:
+            return decode_value(text, type, what=what)
+        except InvalidValue as error:
+            if id not in self._unread:
+                if self.replaying:
+                    self._unfit = error
+                    await self.loop.create_future()
+                self._unread.add(id)
+                self.note(j.Unread(at=self.loop.now, id=id))
+            raise
 
     def start_child(self, new: NewRun) -> None:
         """Start a child with the next record. A start that is repeated after a replay is recognised by the store."""

@@ -26,8 +26,9 @@ from ..rules.runs.record import SUSPECT, NewRun, Park, Run, worker_key
 from ..runtime.base import BaseClient
 from ..runtime.runners import run_async
 from ..validation import MICROSECONDS
+from .blocked_runs import BlockedRuns
 from .definition import Workflow
-from .driver import Driver
+from .driver import Driver, emit_blocked
 from .lock_sweeper import LockSweeper
 from .worker_host import WorkerHost
 
@@ -39,6 +40,8 @@ SHORT_HISTORY = 200
 """The events of a run with at most this many entries are read with its history; of a longer one with a record."""
 RUN_CHANNEL = ".run/"
 """The part of a notification's name before the id of a run."""
+BLOCKED_CHANNEL = ".blocked/"
+"""Likewise, for a blocked run that this engine may try."""
 SOONEST_PARKING = 0.01
 EARLY_PARKING = 0.2
 """A run may be parked after so many seconds of waiting if due runs need its place."""
@@ -60,8 +63,10 @@ class Worker(WorkerHost):
         park_after: float,
         max_bytes: int,
         recover: bool,
+        engine: str,
+        code: str,
     ) -> None:
-        super().__init__(client, max_bytes=max_bytes)
+        super().__init__(client, max_bytes=max_bytes, engine=engine, code=code)
         self.id = ""
         self.drivers: dict[str, Driver] = {}
         self._workflows, self._name = workflows, name
@@ -82,6 +87,7 @@ class Worker(WorkerHost):
         self._recover = recover
         self._draining = False
         self._known = frozenset(kind for kind, _ in self._types())
+        self._blocked = BlockedRuns(engine, self._known)
         self.lock_sweeper = LockSweeper(self.execute, lambda run: self.emit("deadlock_detected", run=run, worker=name))
 
     # -- the lease --------------------------------------------------------------------------------------
@@ -102,7 +108,8 @@ class Worker(WorkerHost):
             with suppress(LockTimeout):  # this process was paused for longer than the ttl: try again
                 lease = await self._acquire_lease(attempt)
                 try:
-                    registered = await self.execute(RegisterWorker(worker=attempt, name=self._name, types=types))
+                    command = RegisterWorker(worker=attempt, name=self._name, types=types, engine=self.engine)
+                    registered = await self.execute(command)
                     next_due = await self.execute(ReadNextDue(types=types))
                 except BaseException:
                     await _release(lease)
@@ -110,6 +117,7 @@ class Worker(WorkerHost):
                 if isinstance(registered, WorkerRegistered) and isinstance(next_due, NextDue) and lease.valid:
                     self._sync(next_due.now, force=True)
                     self._lease, self.id = lease, attempt
+                    self._blocked.opened = self._blocked.opened or next_due.now
                 else:
                     await _release(lease)
 
@@ -216,7 +224,15 @@ class Worker(WorkerHost):
         await self.lock_sweeper.settle()
         if not self._recover:
             return POLL_SECONDS
-        return await self._claim_due()
+        pause = await self._claim_due()
+        if pause >= SOONEST_PARKING and await self.try_blocked(self.room):
+            return SOONEST_PARKING
+        return pause
+
+    async def try_blocked(self, limit: int) -> list[Driver]:
+        """Claim some of the blocked runs that this engine has not tried, if there are any."""
+        found = await self._blocked.next(self.execute, self.now(), limit) if limit > 0 else ()
+        return await self.claim(limit=len(found), runs=found, untried=True) if found else []
 
     async def _check(self) -> None:
         """Compare the own runs, and search for deadlocks. No claim waits for these reads, which may take long."""
@@ -255,19 +271,31 @@ class Worker(WorkerHost):
                 driver.park()
         return bool(waiting)
 
-    async def claim(self, *, limit: int, runs: tuple[str, ...] = ()) -> list[Driver]:
+    async def claim(self, *, limit: int, runs: tuple[str, ...] = (), untried: bool = False) -> list[Driver]:
         """Claim runs, and begin to drive them."""
         worker = self.id
         # A suspect that waits cannot crash this worker at this moment, and may be waiting for another suspect.
         busy = any(not driver.idle for driver in self._suspects.values())
         suspects = 0 if busy else 1
-        command = ClaimRuns(worker=worker, types=self._types(), limit=limit, suspects=suspects, runs=runs)
+        command = ClaimRuns(
+            worker=worker,
+            types=self._types(),
+            limit=limit,
+            suspects=suspects,
+            runs=runs,
+            engine=self.engine,
+            opened=self._blocked.opened,
+            code=self.code,
+            untried=untried,
+        )
         outcome = await self.execute(command)
         if isinstance(outcome, WorkerGone):
             await self._lease_ended()
             return []
         assert isinstance(outcome, Claimed)  # noqa: S101
         self._sync(outcome.now)
+        for run in outcome.poisoned:
+            emit_blocked(self.emit, run)
         if worker != self.id:  # lost meanwhile: the claimed runs can be claimed again when the old lease has ended
             return []
         return [self.drive(claim) for claim in outcome.claims if claim.run.id not in self.drivers]
@@ -350,11 +378,19 @@ class Worker(WorkerHost):
     def _notified_elsewhere(self, ids: Collection[str] | None) -> None:
         """A notification has come. Called from any thread."""
         runs = None if ids is None else [name.partition(RUN_CHANNEL)[2] for name in ids if RUN_CHANNEL in name]
+        blocked = [name.partition(BLOCKED_CHANNEL)[2] for name in ids or () if BLOCKED_CHANNEL in name]
+        if blocked:
+            self.call_threadsafe(lambda: self._may_try(blocked))
         if runs is None or runs:
             try:
                 self._loop.call_soon_threadsafe(self._notified, runs)
             except RuntimeError:  # the loop is closed
                 self._unsubscribe()
+
+    def _may_try(self, runs: list[str]) -> None:
+        """Another engine could not drive these runs: try them here."""
+        self._blocked.add(runs)
+        self._wake.set()
 
     def _notified(self, runs: list[str] | None) -> None:
         """Read the events of these runs. None: any run may have changed, driven here or not."""

@@ -55,7 +55,7 @@ def enter(repo: RunRepository, now: int, run: Run, worker: str = "", *, again: b
     if not _must_wait(usages, now):
         run = rule.admitted(run, now, _note_starts(repo, now, run, usages))
         if worker and run.due_at is not None and run.due_at < 0:
-            run = rule.claim(run, now, worker=worker, type=run.type)
+            run = rule.claim(run, now, worker=worker, type=run.type, code=run.code)
         repo.save(run)
         return AdmissionResult(run, verdict, wake(repo, now, run))
     if verdict.what != "cancel_oldest":

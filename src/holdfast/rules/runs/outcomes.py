@@ -7,19 +7,21 @@ import msgspec
 from ..lock_outcomes import Outcome
 from .limits import ADMITTED, LimitVerdict, WorkflowLimits
 from .lock_requests import LockAnswer
-from .record import Run, RunEvent, WorkerRecord
+from .record import Block, Run, RunEvent, WorkerRecord
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
     """A run with everything that is needed to continue it. The first entry is its input.
 
     `held` are the numbers and tokens of the locks that it holds; they are not read where a run is only inspected.
+    `block` is why it was blocked until this claim.
     """
 
     run: Run
     entries: tuple[str, ...]
     events: tuple[RunEvent, ...]
     held: tuple[tuple[int, int], ...] = ()
+    block: Block | None = None
 
 
 class Started(Outcome, frozen=True, kw_only=True):
@@ -60,11 +62,15 @@ class RunTaken(Outcome, frozen=True, kw_only=True):
 
 
 class Claimed(Outcome, frozen=True, kw_only=True):
-    """The runs that the worker has now. `next_due` is when the next one of its types will be due."""
+    """The runs that the worker has now. `next_due` is when the next one of its types will be due.
+
+    `poisoned` are runs that this claim has blocked, because they crashed too many workers.
+    """
 
     claims: tuple[Claim, ...]
     next_due: int | None
     now: int
+    poisoned: tuple[Run, ...] = ()
 
 
 class WorkerGone(Outcome, frozen=True, kw_only=True):
@@ -84,6 +90,12 @@ class Recorded(Outcome, frozen=True, kw_only=True):
     answers: tuple[LockAnswer, ...] = ()
     events: tuple[RunEvent, ...]
     now: int
+
+
+class Blocked(Outcome, frozen=True, kw_only=True):
+    """The run is blocked: no worker drives it, and nothing was recorded."""
+
+    run: Run
 
 
 class RunRefused(Outcome, frozen=True, kw_only=True):

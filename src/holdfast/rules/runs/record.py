@@ -15,8 +15,11 @@ from msgspec.structs import replace
 from ..lock_record import LockRecord
 from .limits import LimitKey, group_of
 
-Status = Literal["queued", "pending", "running", "suspended", "completed", "failed", "cancelled", "timed_out"]
-"""Not ended: waiting for admission, for a worker, driven by one, waiting for a time or an event. The rest are ends."""
+Status = Literal[
+    "queued", "pending", "running", "suspended", "blocked", "completed", "failed", "cancelled", "timed_out"
+]
+"""Not ended: waiting for admission, for a worker, driven by one, waiting for a time or an event, waiting for code that
+fits its history. The rest are ends."""
 End = Literal["completed", "failed", "cancelled", "timed_out"]
 EventKind = Literal["signal", "cancel", "child", "lock", "deadlock"]
 Locks = tuple[tuple[int, str], ...]
@@ -39,9 +42,16 @@ class LockWait(msgspec.Struct, frozen=True, array_like=True):
 Scalar = str | int | bool
 """What an attribute can be."""
 
-LIVING: tuple[Status, ...] = ("queued", "pending", "running", "suspended")
+LIVING: tuple[Status, ...] = ("queued", "pending", "running", "suspended", "blocked")
 POISONED = 5
-"""After this many crashes of its workers in a row, with nothing recorded in between, a run fails."""
+"""After this many crashes of its workers in a row, with nothing recorded in between, a run is blocked."""
+BLOCK_PAUSE = 60_000_000
+"""Microseconds until a blocked run is tried again for the first time; each further pause is twice as long."""
+LONGEST_BLOCK_PAUSE = 600_000_000
+LONGEST_POISON_PAUSE = 86_400_000_000
+"""The longest pause after a run has crashed its workers: each further try may crash another one."""
+ENGINES_NAMED = 64
+"""How many engines that could not drive a blocked run are named in its record; the latest are kept."""
 SUSPECT = 2
 """After this many crashes a worker drives at most one such run at a time, because it may be crashing its workers."""
 LONG_AGO = 5_000_000_000_000_000
@@ -61,6 +71,37 @@ class Stuck(msgspec.Struct, frozen=True, array_like=True):
     children: tuple[str, ...] = ()
 
 
+class Block(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """Why the code that was tried last cannot continue a run. The run waits, with its locks, for code that can.
+
+    `reason` is JSON text like a failure. `engines` are those that have tried: each other engine may try once, at any
+    time. `code` is the version of the last engine. `tries` counts the tries since the run could last continue, and
+    `first` is when it could not for the first time. A run that crashed its workers (`poisoned`) is tried only by
+    engines that were opened after `since`.
+    """
+
+    reason: str
+    engines: tuple[str, ...] = ()
+    code: str = ""
+    since: int
+    first: int
+    tries: int = 1
+    poisoned: bool = False
+    request: str = ""
+
+    def may_try(self, now: int, *, engine: str, opened: int) -> bool:
+        """Whether this engine, opened at that time, may try before the pause has ended."""
+        if engine in self.engines:
+            return False
+        return not self.poisoned or (opened > self.since and now >= self.since + pause_after(self))
+
+
+def pause_after(block: Block) -> int:
+    """Microseconds until a blocked run is tried again: the pauses grow with the number of tries."""
+    longest = LONGEST_POISON_PAUSE if block.poisoned else LONGEST_BLOCK_PAUSE
+    return min(longest, BLOCK_PAUSE << min(block.tries - 1, 20))
+
+
 class Run(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """What a store keeps of a run besides its journal and its inbox.
 
@@ -69,7 +110,9 @@ class Run(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     `last` is the id of the last record that was made. `places` are the limit keys that count it until it ends; of runs
     `queued` under one, the highest `priority` comes first, then the lowest `arrival`. `locks` are those that it holds
     or waits for, `waits` those whose record does not list it. `stuck` is set if the last record reported that only a
-    lock or the end of a child can let the run continue, and that record itself granted or refused nothing.
+    lock or the end of a child can let the run continue, and that record itself granted or refused nothing. `block` is
+    set while the run is blocked; `blocked_for` is how long it was blocked before, which its timeout does not count.
+    `code` is the version of the engine that claimed it last.
     """
 
     id: str
@@ -100,6 +143,9 @@ class Run(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     locks: Locks = ()
     waits: tuple[LockWait, ...] = ()
     stuck: Stuck | None = None
+    block: Block | None = None
+    blocked_for: int = 0
+    code: str = ""
 
     @property
     def workflow(self) -> str:
@@ -129,6 +175,7 @@ class NewRun(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     places: tuple[LimitKey, ...] = ()
     priority: int = 0
     terms: str = ""
+    code: str = ""
 
 
 class RunEvent(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -159,12 +206,16 @@ Ending = Park | Finish
 
 
 class WorkerRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """A registered worker. Its lease is the lock with the key `worker_key(id)`."""
+    """A registered worker. Its lease is the lock with the key `worker_key(id)`.
+
+    `engine` stays the same when the worker of an engine registers again under a new id.
+    """
 
     id: str
     name: str
     types: tuple[str, ...]
     since: int
+    engine: str = ""
 
 
 def workflow_of(type: str) -> str:
@@ -241,6 +292,11 @@ def hint_for(worker: str, run: str) -> str:
     return f"{worker.partition('.')[0]}.run/{run}"
 
 
+def blocked_hint_for(worker: str, run: str) -> str:
+    """The address of a hint for this worker that it may try a blocked run."""
+    return f"{worker.partition('.')[0]}.blocked/{run}"
+
+
 def holds(record: LockRecord | None, now: int, id: str | None = None) -> bool:
     """Whether any attempt, or this one, holds a lock at this moment. An offer does not count."""
     return record is not None and any(
@@ -287,8 +343,9 @@ def start(new: NewRun, now: int, worker: str = "") -> Run:
         places=new.places,
         priority=new.priority,
         length=1,
+        code=new.code,
     )
-    return claim(run, now, worker=worker, type=new.type) if worker else run
+    return claim(run, now, worker=worker, type=new.type, code=new.code) if worker else run
 
 
 def queued(run: Run, *, priority: int, arrival: int) -> Run:
@@ -301,12 +358,13 @@ def admitted(run: Run, now: int, due_at: int | None) -> Run:
     return replace(run, status="pending", due_at=at_once(now) if due_at is None else due_at)
 
 
-def claim(run: Run, now: int, *, worker: str, type: str) -> Run:
+def claim(run: Run, now: int, *, worker: str, type: str, code: str = "") -> Run:
     """The record after a worker took the run: under a new fence, unless it has it already."""
     if run.worker == worker:
         return run
     return replace(
-        run,
+        unblocked(run, now),
+        code=code,
         status="running",
         type=type,
         worker=worker,
@@ -315,6 +373,19 @@ def claim(run: Run, now: int, *, worker: str, type: str) -> Run:
         due_at=None,
         started_at=now if run.started_at is None else run.started_at,
     )
+
+
+def blocked(run: Run, now: int, block: Block) -> Run:
+    """The record of a run that waits for other code. It keeps its locks, its places in limits and its events."""
+    due_at = None if block.poisoned else now + pause_after(block)
+    return replace(run, status="blocked", worker="", due_at=due_at, block=block, stuck=None)
+
+
+def unblocked(run: Run, now: int) -> Run:
+    """The record of a run that is tried again: the time for which it was blocked is noted."""
+    if run.block is None:
+        return run
+    return replace(run, block=None, blocked_for=run.blocked_for + max(0, now - run.block.since))
 
 
 def may_record(run: Run, *, fence: int, at: int) -> bool:
@@ -369,6 +440,7 @@ def finished(run: Run, now: int, end: Finish) -> Run:
         locks=(),
         waits=(),
         stuck=None,
+        block=None,
     )
 
 
@@ -415,5 +487,7 @@ def revived(run: Run, now: int, *, keep: int, request: str, fresh: bool) -> Run:
         locks=(),
         waits=(),
         stuck=None,
+        block=None,
+        blocked_for=0 if fresh else run.blocked_for,
         started_at=None if fresh else run.started_at,
     )

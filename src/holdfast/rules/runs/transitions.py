@@ -15,7 +15,9 @@ from ...errors import RecordUnreadable
 from ..lock_outcomes import Outcome
 from ..slot import Conflict, Swap, written
 from . import record as rule
-from .admission import cancel, enter, finish, read_for_end
+from . import tree
+from .admission import cancel, enter, finish
+from .blocking import may_claim, poisoned
 from .helpers import can_drive, free, holder_of, is_alive, wake
 from .helpers import post as post_to
 from .limits import LimitVerdict, WorkflowLimits
@@ -37,12 +39,11 @@ from .outcomes import (
     WorkerList,
     WorkerRegistered,
 )
-from .record import Ending, Finish, NewRun, Run, RunEvent, Scalar, WorkerRecord
+from .record import Block, Ending, Finish, NewRun, Run, RunEvent, Scalar, WorkerRecord
 from .repository import RunRepository
 
 ORPHANS_AT_ONCE = 1_000
 """How many runs of crashed workers one claim releases, at most."""
-POISON = '{"type":"RunPoisoned","message":"%d workers in a row crashed while they drove this run"}'
 
 
 def start(repo: RunRepository, now: int, new: NewRun, worker: str) -> Outcome:
@@ -60,6 +61,7 @@ def start(repo: RunRepository, now: int, new: NewRun, worker: str) -> Outcome:
     fresh = entrance.run.id == new.id
     if fresh:
         repo.append(new.id, 0, (new.input,))
+        tree.joined(repo, entrance.run)
     return Started(run=entrance.run, fresh=fresh, now=now, verdict=entrance.verdict, woken=entrance.woken)
 
 
@@ -84,22 +86,29 @@ def claim(
     limit: int,
     suspects: int,
     runs: Sequence[str],
+    engine: str = "",
+    opened: int = 0,
+    code: str = "",
+    untried: bool = False,
 ) -> Outcome:
     """Claim the named runs, or up to `limit` that are due, for a worker; each with a higher fence."""
     if not can_drive(repo, now, worker):
         return WorkerGone()
     release_orphans(repo, now, worker)
-    woken: tuple[str, ...] = ()
     becomes = dict(types)
     found: list[Run] = []
+    stopped: tuple[Run, ...] = ()
+    blocks: dict[str, Block] = {}
     for seen in _named(repo, runs) if runs else _due(repo, now, tuple(becomes), limit):
         if len(found) >= limit:
             break
         run = repo.run(seen.id) or seen  # the end of another run may have changed it just now
         if run.type not in becomes or (run.worker != worker and is_alive(repo, now, run.worker)):
             continue
+        if not may_claim(run, now, engine=engine, opened=opened, named=bool(runs), untried=untried):
+            continue
         try:
-            can_be_had = _can_be_had(repo, now, run)
+            can_be_had = not rule.holds(repo.lock(rule.run_key(run.workflow, run.id)), now)
         except RecordUnreadable:
             if runs:
                 raise
@@ -107,20 +116,23 @@ def claim(
         if not can_be_had:
             repo.save(rule.postponed(run, now))
             continue
-        if run.crashes >= rule.POISONED:
-            woken += finish(repo, now, run, Finish("failed", POISON % run.crashes))
+        if run.crashes >= rule.POISONED and run.status != "blocked" and run.worker != worker:
+            stopped += (poisoned(repo, now, run),)
             continue
         if run.crashes >= rule.SUSPECT and run.worker != worker:
             if suspects < 1 and not runs:
                 repo.save(rule.postponed(run, now))
                 continue
             suspects -= 1
-        taken = rule.claim(run, now, worker=worker, type=becomes[run.type])
+        taken = rule.claim(run, now, worker=worker, type=becomes[run.type], code=code)
         if taken is not run:
             repo.save(taken)
+        if run.block is not None:
+            blocks[run.id] = run.block
         found.append(taken)
-    claims = tuple(_given(repo, now, run) for run in found)
-    return Claimed(claims=claims, next_due=repo.next_due([kind for kind, _ in types]), now=now, woken=woken)
+    claims = tuple(_given(repo, now, run, blocks.get(run.id)) for run in found)
+    next_due = repo.next_due([kind for kind, _ in types])
+    return Claimed(claims=claims, next_due=next_due, now=now, poisoned=stopped)
 
 
 def record(
@@ -271,11 +283,13 @@ def workers(repo: RunRepository, now: int) -> WorkerList:
     return WorkerList(workers=tuple(worker for worker in repo.workers() if is_alive(repo, now, worker.id)))
 
 
-def register_worker(repo: RunRepository, now: int, *, worker: str, name: str, types: Sequence[str]) -> Outcome:
+def register_worker(
+    repo: RunRepository, now: int, *, worker: str, name: str, types: Sequence[str], engine: str = ""
+) -> Outcome:
     """Register a worker whose lease is valid, so that it gets hints about runs that it could claim."""
     if not is_alive(repo, now, worker):
         return WorkerGone()
-    repo.register_worker(WorkerRecord(id=worker, name=name, types=tuple(types), since=now))
+    repo.register_worker(WorkerRecord(id=worker, name=name, types=tuple(types), since=now, engine=engine))
     return WorkerRegistered()
 
 
@@ -293,16 +307,9 @@ def unregister_worker(repo: RunRepository, now: int, worker: str) -> Outcome:
 # -- parts ------------------------------------------------------------------------------------------------------
 
 
-def _can_be_had(repo: RunRepository, now: int, run: Run) -> bool:
-    """Whether no run lock from outside is held. Raises where that record, or one that its end changes, is damaged."""
-    if run.crashes >= rule.POISONED:
-        read_for_end(repo, run)
-    return not rule.holds(repo.lock(rule.run_key(run.workflow, run.id)), now)
-
-
-def _given(repo: RunRepository, now: int, run: Run) -> Claim:
+def _given(repo: RunRepository, now: int, run: Run, block: Block | None) -> Claim:
     entries, events = repo.entries(run.id, None), repo.events(run.id, 0)
-    return Claim(run=run, entries=entries, events=events, held=held(repo, now, run))
+    return Claim(run=run, entries=entries, events=events, held=held(repo, now, run), block=block)
 
 
 def _named(repo: RunRepository, runs: Sequence[str]) -> list[Run]:

@@ -13,7 +13,7 @@ from functools import cache
 from .functions import functions_for, quoted
 
 _NAMED = re.compile(r"\bholdfast\.(\w+)")
-LIVING = "status IN ('queued', 'pending', 'running', 'suspended')"
+LIVING = "status IN ('queued', 'pending', 'running', 'suspended', 'blocked')"
 NOW = "current_setting('holdfast_step.now')::bigint"
 MINE = "jsonb_array_elements_text(current_setting('holdfast_step.mine')::jsonb)"
 BOUND = "current_setting('holdfast_step.bound')::bigint"

@@ -55,7 +55,7 @@ KNOWN: dict[type[msgspec.Struct], Collection[str]] = {
     RecordRun: {"run", "fence", "at", "request", "entries", "seen", "then"},
     Finish: {"status", "result"},
     StartRun: {"new", "worker"},
-    NewRun: {"id", "type", "input", "request", "root", "attributes"},
+    NewRun: {"id", "type", "input", "request", "root", "attributes", "code"},
 }  # fmt: skip
 _known = KnownFields(KNOWN)
 

@@ -31,7 +31,7 @@ from .write_turns import WriteTurn, pause
 APPLICATION_ID = int.from_bytes(b"Hldf", "big")
 SCHEMA = ("001_locks.sql", "002_slots.sql", "003_runs.sql")
 """The scripts that create the tables of `FIRST_VERSION`."""
-FIRST_VERSION = 4
+FIRST_VERSION = 5
 """Files with a lower version are of development versions; their tables differ even where the number is the same."""
 MIGRATIONS: tuple[str, ...] = ()
 """The n-th script upgrades schema version `FIRST_VERSION` + n to the next version."""

@@ -84,7 +84,7 @@ PUT_LOCK = (
 LOCK = "SELECT record FROM locks WHERE namespace = ? AND key = ?"
 COUNT_RUNS = (
     "SELECT type, count(*) FROM runs "
-    "WHERE namespace = ? AND status IN ('queued', 'pending', 'running', 'suspended') GROUP BY type"
+    "WHERE namespace = ? AND status IN ('queued', 'pending', 'running', 'suspended', 'blocked') GROUP BY type"
 )
 COUNT_CACHE_KIB = 512
 """The page cache while all runs are counted: their pages are not needed again soon."""

@@ -282,7 +282,7 @@ class LimitTests(RunTests):
 
     # -- limit keys -------------------------------------------------------------------------------------------
 
-    def test_a_run_is_counted_while_its_worker_is_gone_and_no_longer_after_too_many_crashes(self) -> None:
+    def test_a_run_is_counted_while_its_worker_is_gone_and_while_it_is_blocked(self) -> None:
         terms = self.limited(1, "reject")
         self.begin("a", terms, worker="")
         for life in range(rule.POISONED):
@@ -290,6 +290,9 @@ class LimitTests(RunTests):
             self.ask(self.asked("b", terms, worker=""), Limited)
         self.add_worker("v.1")
         assert self.claim("v.1") == []
+        self.ask(self.asked("b", terms, worker=""), Limited)
+        fence = self.run_seen("a").fence
+        self.ask(r.FailRun(run="a", fence=fence, reason="null", request="give up"), Posted)
         assert self.begin("b", terms, worker="v.1").run.status == "running"
 
     def test_a_queued_run_ends_at_once_when_cancelled_and_a_signal_does_not_admit_it(self) -> None:

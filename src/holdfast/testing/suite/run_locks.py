@@ -204,7 +204,7 @@ class RunLockTests(LimitTests):
         self.wants(run, take(), then=Finish("completed", "1"))
         assert self.holders() == []
 
-    def test_a_run_stopped_after_too_many_crashes_releases_all_its_locks(self) -> None:
+    def test_a_run_blocked_after_too_many_crashes_keeps_its_locks_until_it_is_given_up(self) -> None:
         self.add_worker()
         a, b = self.begun("a", "b")
         self.wants(a, take())
@@ -213,7 +213,9 @@ class RunLockTests(LimitTests):
         for death in range(rule.POISONED):
             assert [run.id for run in self.claim_and_expire(f"v.{death}", runs=("a",))] == ["a"]
         claimed = self.ask(r.ClaimRuns(worker=self.add_worker("u.1"), types=TYPES, runs=("a",)), Claimed)
-        assert (claimed.claims, self.run_seen("a").status) == ((), "failed")
+        assert (claimed.claims, self.run_seen("a").status) == ((), "blocked")
+        assert (self.holders(), self.inbox("b")) == (["run:1:a"], [])
+        self.ask(r.FailRun(run="a", fence=self.run_seen("a").fence, reason="null", request="give up"), Posted)
         assert self.holders() == ["run:1:b"]
         assert self.inbox("b") == [("lock", "1")]
 

@@ -7,12 +7,14 @@ from functools import partial
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from ... import commands as c
 from ...commands import runs as r
 from ...rules.lock_outcomes import Outcome
 from ...rules.runs import record as rule
 from ...rules.runs.outcomes import (
+    Blocked,
     Claimed,
     OwnedRuns,
     Posted,
@@ -37,7 +39,7 @@ from .comparison import CHUNKS, HistoryComparison
 
 EVERY_ANSWER = {
     "Started", "RunTaken", "Claimed", "WorkerGone", "Recorded", "RunRefused", "Posted", "RunSeen", "RunPage",
-    "RunCounts", "OwnedRuns", "NextDue", "WorkerRegistered", "WorkerList", "Conflict", "Swapped", "SlotSeen",
+    "RunCounts", "OwnedRuns", "Blocked", "NextDue", "WorkerRegistered", "WorkerList", "Conflict", "Swapped", "SlotSeen",
 }  # fmt: skip
 TYPES = (("order", "order"),)
 
@@ -133,12 +135,11 @@ class RunTests(HistoryComparison):
         self.ask(start(worker="w.1"), WorkerGone)
         self.ask(r.ClaimRuns(worker="w.1", types=TYPES), WorkerGone)
 
-    def test_a_parent_claimed_together_with_the_end_of_its_child_keeps_the_event(self) -> None:
+    def test_a_parent_gets_the_end_of_a_child_that_was_given_up(self) -> None:
         child = NewRun(id="a", type="order", input="2", request="child", parent="r", root="r")
         parent = self.ask(start(worker=self.add_worker("w.0", seconds=60)), Started).run
         self.ask(record(parent, then=Park(None), children=(child,)), Recorded)
-        for life in range(rule.POISONED):
-            assert [run.id for run in self.claim_and_expire(f"w.{life + 1}", runs=("a",))] == ["a"]
+        self.ask(r.FailRun(run="a", fence=0, reason="null", request="give up"), Posted)
         claimed = self.claim("w.0", runs=("a", "r"))
         assert [(run.id, run.posted) for run in claimed] == [("r", 1)]
         self.ask(signal(), Posted)
@@ -204,14 +205,82 @@ class RunTests(HistoryComparison):
         self.ask(start(worker="w.1"), Started)
         assert self.claim("v.1", runs=("r",)) == []
 
-    def test_a_run_that_crashes_its_workers_is_stopped(self) -> None:
+    def test_a_run_that_crashes_its_workers_is_blocked(self) -> None:
         self.ask(start(), Started)
         for life in range(rule.POISONED):
             assert [run.crashes for run in self.claim_and_expire(f"w.{life}")] == [life]
-        assert self.claim(self.add_worker("v.1")) == []
+        claimed = self.ask(r.ClaimRuns(worker=self.add_worker("v.1"), types=TYPES), Claimed)
         run = self.run_seen()
-        assert run.status == "failed"
-        assert "RunPoisoned" in str(run.result)
+        assert (claimed.claims, claimed.poisoned) == ((), (run,))
+        assert (run.status, run.due_at) == ("blocked", None)
+        assert run.block is not None
+        assert "RunPoisoned" in run.block.reason
+        assert self.claim("v.1") == []
+        assert self.claim("v.1", runs=("r",), engine="old", opened=run.block.since, untried=True) == []
+        later = run.block.since + 1
+        assert self.claim("v.1", runs=("r",), engine="new", opened=later, untried=True) == []
+        self.advance(61)
+        self.add_worker("v.2")
+        assert self.claim("v.2", runs=("r",), engine="old", opened=run.block.since, untried=True) == []
+        assert [one.id for one in self.claim("v.2", runs=("r",), engine="new", opened=later, untried=True)] == ["r"]
+
+    def test_a_blocked_run_is_tried_again_after_growing_pauses_and_earlier_by_other_engines(self) -> None:
+        self.add_worker("w.1", seconds=10_000)
+        run, before = self.ask(start(worker="w.1"), Started).run, None
+        for tries, pause in enumerate((60, 120, 240, 480, 600, 600), 1):
+            command = r.BlockRun(
+                run="r", fence=run.fence, reason="null", engine="e1", code="7", before=before, request=f"block {tries}"
+            )
+            assert self.ask(command, Blocked).run == self.ask(command, Blocked).run, "a re-send is recognised"
+            before = self.run_seen().block
+            assert before is not None
+            assert (before.tries, before.engines, before.code) == (tries, ("e1",), "7")
+            assert self.claim(runs=("r",), engine="e1", untried=True) == []
+            self.advance(pause - 1)
+            assert self.claim(engine="e2") == []
+            self.advance(1.1)
+            (run,) = self.claim(engine="e1")
+            assert run.block is None
+        assert run.blocked_for >= 2_100 * SECOND
+        self.ask(
+            r.BlockRun(run="r", fence=run.fence, reason="null", engine="e1", before=before, request="last"), Blocked
+        )
+        claimed = self.ask(
+            r.ClaimRuns(worker="w.1", types=TYPES, runs=("r",), engine="e2", code="8", untried=True), Claimed
+        )
+        assert [(one.run.code, one.block and one.block.tries) for one in claimed.claims] == [("8", 7)]
+
+    def test_a_run_is_blocked_only_by_its_driver_and_also_with_events_that_the_driver_has_not_seen(self) -> None:
+        run = self.ask(start(worker=self.add_worker()), Started).run
+        self.ask(signal(), Posted)
+        block = r.BlockRun(run="r", fence=run.fence + 1, reason="null", engine="e1", request="1")
+        self.ask(block, RunRefused)
+        self.ask(replace(block, fence=run.fence), Blocked)
+        self.ask(signal(key="2"), Posted)
+        seen = self.run_seen()
+        assert (seen.status, seen.posted, seen.due_at is not None and seen.due_at > 0) == ("blocked", 2, True)
+        self.ask(record(run, "late"), RunRefused)
+
+    def test_a_blocked_run_that_is_retried_is_due_at_once_with_all_that_it_had(self) -> None:
+        run = self.ask(start(worker=self.add_worker()), Started).run
+        self.ask(record(run, "entry"), Recorded)
+        self.ask(r.BlockRun(run="r", fence=run.fence, reason="null", engine="e1", request="1"), Blocked)
+        self.ask(r.UnblockRun(run="r", fence=run.fence - 1, request="2"), RunRefused)
+        again = r.UnblockRun(run="r", fence=run.fence, request="3")
+        assert self.ask(again, Posted).run == self.ask(again, Posted).run
+        (claimed,) = self.claim()
+        assert (claimed.length, claimed.crashes, claimed.fence > run.fence) == (2, 0, True)
+
+    def test_a_run_is_given_up_only_while_no_worker_drives_it(self) -> None:
+        run = self.ask(start(worker=self.add_worker()), Started).run
+        fail = r.FailRun(run="r", fence=run.fence, reason='"why"', entry="left", request="1")
+        self.ask(fail, RunRefused)
+        self.ask(r.BlockRun(run="r", fence=run.fence, reason="null", engine="e1", request="1"), Blocked)
+        self.ask(replace(fail, fence=run.fence - 1), RunRefused)
+        ended = self.ask(fail, Posted).run
+        assert (ended.status, ended.result, ended.length, ended.block) == ("failed", '"why"', 2, None)
+        assert self.ask(fail, Posted).run == ended
+        self.ask(replace(fail, request="2"), RunRefused)
 
     def test_a_claim_returns_a_limited_number_of_runs_that_may_crash_their_worker(self) -> None:
         for name in "ab":

@@ -82,7 +82,7 @@ CREATE TABLE holdfast.runs (
     id         text COLLATE "C" NOT NULL,
     type       text COLLATE "C" NOT NULL,  -- the workflow's name, with @version if any; @*: its first worker sets it
     workflow   text COLLATE "C" NOT NULL,  -- the type without the version
-    status     text COLLATE "C" NOT NULL,  -- queued, pending, running, suspended,
+    status     text COLLATE "C" NOT NULL,  -- queued, pending, running, suspended, blocked,
                                            -- completed, failed, cancelled, timed_out
     created_at bigint NOT NULL,
     due_at     bigint,                     -- from when on it may be claimed; below 0: at once; NULL: not now
@@ -108,7 +108,7 @@ CREATE TABLE holdfast.runs (
         autovacuum_vacuum_cost_limit = 1000);
 
 CREATE INDEX runs_living ON holdfast.runs (namespace, type, due_at, id)
- WHERE status IN ('queued', 'pending', 'running', 'suspended');
+ WHERE status IN ('queued', 'pending', 'running', 'suspended', 'blocked');
 CREATE INDEX runs_worker ON holdfast.runs (namespace, worker, id) WHERE worker <> '';
 -- For lists of runs. Each index has expressions that only the one statement for it contains, so no other statement uses
 -- it. For a new table the planner considers all indexes equal: it would search for one run among all of a namespace,

@@ -5,7 +5,7 @@
 -- lock 'worker/<id>' is held.
 --
 --   type        the workflow's name, with @version if it has one; @*: the first worker that drives it sets the version.
---   status      queued, pending, running, suspended, completed, failed, cancelled, timed_out.
+--   status      queued, pending, running, suspended, blocked, completed, failed, cancelled, timed_out.
 --   due_at      microseconds since 1970: from when on the run may be claimed. NULL: driven, ended, or waiting for an
 --               event.
 --   worker      the worker that drives it; NULL: none.
@@ -38,7 +38,8 @@ CREATE INDEX runs_due ON runs (namespace, type, due_at, id) WHERE due_at IS NOT 
 CREATE INDEX runs_worker ON runs (namespace, worker, id) WHERE worker IS NOT NULL;
 CREATE INDEX runs_status ON runs (namespace, status, created_at, id);
 CREATE INDEX runs_workflow ON runs (namespace, workflow, status, created_at, id);
-CREATE INDEX runs_living ON runs (namespace, type) WHERE status IN ('queued', 'pending', 'running', 'suspended');
+CREATE INDEX runs_living ON runs (namespace, type)
+    WHERE status IN ('queued', 'pending', 'running', 'suspended', 'blocked');
 CREATE UNIQUE INDEX runs_key ON runs (namespace, workflow, key) WHERE key IS NOT NULL;
 
 CREATE TABLE run_attributes (

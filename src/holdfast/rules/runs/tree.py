@@ -1,0 +1,52 @@
+"""Which runs belong to one tree: a record for each child, by which all runs below a first run are found.
+
+The first run of a tree is the `root` of all runs below it. The key of a record begins with a digest of the root, so the
+members of a tree are the records with that prefix.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from ..record_type import RecordStruct, RecordType
+from .record import Run
+from .repository import RunRepository
+
+DIGEST_BYTES = 16
+
+
+class TreeMember(RecordStruct, frozen=True):
+    """A run that another run has started."""
+
+    id: str
+    parent: str
+    root: str
+
+
+TREE_MEMBER = RecordType("tree-member", TreeMember)
+
+
+def tree_prefix(root: str) -> str:
+    """The beginning of the keys of a tree's records.
+
+    >>> tree_prefix("order-7") == tree_prefix("order-7"), len(tree_prefix("order-7"))
+    (True, 33)
+    """
+    return f"{_digest(root)}/"
+
+
+def tree_key(root: str, run: str) -> str:
+    """The key of the record of a run in the tree of this root."""
+    return tree_prefix(root) + _digest(run)
+
+
+def joined(repo: RunRepository, run: Run) -> None:
+    """Note that a run that was started belongs to the tree of its root; a run without a parent is a root itself."""
+    if run.parent:
+        key = tree_key(run.root, run.id)
+        if repo.record(TREE_MEMBER, key) is None:
+            repo.put_record(TREE_MEMBER, key, TreeMember(id=run.id, parent=run.parent, root=run.root))
+
+
+def _digest(name: str) -> str:
+    return hashlib.blake2b(name.encode(), digest_size=DIGEST_BYTES).hexdigest()

@@ -1,0 +1,85 @@
+"""Mutants of blocked runs."""
+
+from __future__ import annotations
+
+from .runner import Mutant
+
+BLOCKED = "tests/workflows/test_blocked.py::"
+SUITE = "tests/stores/test_conformance.py::TestMemory::"
+
+BLOCKING = [
+    Mutant(
+        "code that does not fit fails the run",
+        "workflow/driver.py",
+        "        if isinstance(error, NotInWorkflow) or (unread",
+        "        if isinstance(error, HoldfastError) or (unread",
+        (BLOCKED + "test_a_bad_deploy_blocks_and_the_roll_back_continues_each_run_once[sqlite]",),
+    ),
+    Mutant(
+        "a run is blocked by a worker that does not drive it any more",
+        "rules/runs/blocking.py",
+        'found.status != "running" or found.fence != fence',
+        'found.status != "running"',
+        (SUITE + "test_a_run_is_blocked_only_by_its_driver_and_also_with_events_that_the_driver_has_not_seen",),
+    ),
+    Mutant(
+        "an engine tries a blocked run again and again",
+        "rules/runs/record.py",
+        "        if engine in self.engines:\n            return False\n",
+        "",
+        (SUITE + "test_a_blocked_run_is_tried_again_after_growing_pauses_and_earlier_by_other_engines",),
+    ),
+    Mutant(
+        "a run that crashes its workers is tried by the engines that are open",
+        "rules/runs/record.py",
+        "not self.poisoned or (opened > self.since and now",
+        "not self.poisoned or (now",
+        (SUITE + "test_a_run_that_crashes_its_workers_is_blocked",),
+    ),
+    Mutant(
+        "no other engine is notified of a blocked run",
+        "rules/runs/blocking.py",
+        "return Blocked(run=after, woken=_others(repo, now, after))",
+        "return Blocked(run=after)",
+        (BLOCKED + "test_an_engine_with_code_that_fits_takes_over_at_once_during_a_rolling_deploy[sqlite]",),
+    ),
+    Mutant(
+        "an engine that opens does not try blocked runs",
+        "workflow/blocked_runs.py",
+        "        self._reading = True\n        self._after: ",
+        "        self._reading = False\n        self._after: ",
+        (BLOCKED + "test_a_bad_deploy_blocks_and_the_roll_back_continues_each_run_once[sqlite]",),
+    ),
+    Mutant(
+        "the time for which a run was blocked counts for its timeout",
+        "workflow/driver.py",
+        " + self.workflow.timeout + self.run.blocked_for",
+        " + self.workflow.timeout",
+        (BLOCKED + "test_time_that_a_run_is_blocked_does_not_count_for_its_timeout[sqlite]",),
+    ),
+    Mutant(
+        "a recorded value that cannot be read any more is an error of the workflow",
+        "workflow/replay.py",
+        "                if self.replaying:\n                    self._unfit = error\n"
+        "                    await self.loop.create_future()\n",
+        "",
+        (BLOCKED + "test_a_recorded_value_that_the_code_can_no_longer_read_blocks_the_run[sqlite-signal]",),
+    ),
+    Mutant(
+        "what could not be read when it arrived is not noted",
+        "workflow/replay.py",
+        "                self.note(j.Unread(at=self.loop.now, id=id))\n",
+        "",
+        (
+            BLOCKED + "test_a_signal_that_cannot_be_read_when_it_arrives_is_an_error_in_the_workflow_and_in_every_"
+            "replay[sqlite]",
+        ),
+    ),
+    Mutant(
+        "a run that is given up does not name the children that it leaves",
+        "workflow/queries.py",
+        'children=children)) if children else ""',
+        'children=children)) if not children else ""',
+        (BLOCKED + "test_a_run_that_was_given_up_and_is_retried_waits_for_the_child_that_it_left[sqlite]",),
+    ),
+]

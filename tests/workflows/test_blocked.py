@@ -1,0 +1,425 @@
+"""A run whose code does not fit its history is blocked: it keeps everything, and continues when the code fits again."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import pytest
+from waiting import eventually_async, until_blocked, until_status
+
+from holdfast import AsyncClient, Client, Concurrency, Context, WorkflowFailed, step, workflow
+from holdfast.errors import InvalidOption, InvalidValue, LockTimeout, RunEnded, RunLocked, RunResultTimeout
+
+
+class Shop:
+    """The code of two releases: the second one has a step more, before the signal."""
+
+    def __init__(self):
+        self.charged = []
+
+    def release(self, *, bad, **options):
+        @step
+        async def charge(order: str) -> str:
+            self.charged.append(order)
+            return f"{order} paid"
+
+        @workflow(name="order", **options)
+        async def order(ctx: Context, name: str) -> str:
+            async with ctx.mutex("till" if name == "ann" else name, scope="global"):
+                if bad:
+                    await ctx.step("check", len, name)
+                receipt = await charge(name)
+                await ctx.wait_for_signal("packed")
+            return receipt
+
+        return order
+
+
+@pytest.fixture
+def shop():
+    return Shop()
+
+
+async def parked(engine, handle):
+    await until_status(engine, handle.id, "suspended")
+
+
+def shared(url):
+    """Skip a store whose records end with its engine."""
+    if url.startswith("memory"):
+        pytest.skip("what is in memory ends with the engine")
+
+
+def test_a_bad_deploy_blocks_and_the_roll_back_continues_each_run_once(url, played, engine_on, shop):
+    shared(url)
+    good, bad = shop.release(bad=False), shop.release(bad=True)
+
+    async def scenario():
+        async with engine_on(url, [good], park_after=0.05) as engine:
+            await parked(engine, await engine.start(good, "ann", id="r"))
+        async with engine_on(url, [bad], version="2.0") as engine, AsyncClient(url) as hf:
+            seen = []
+            engine.events.subscribe(lambda event: seen.append(event) if event.name == "run_blocked" else None)
+            await engine.signal("r", "packed")
+            why = await until_blocked(engine, "r")
+            assert (why.tries, why.code) == (1, "2.0")
+            assert "There the step 'charge' ended; the code waits for the steps ['check']" in why.reason.message
+            run = await engine.get("r")
+            assert (run.entries, run.locks, run.holder) == (3, ("till",), None), "nothing was recorded"
+            with pytest.raises(LockTimeout):
+                await hf.lock("till", wait=0).acquire()
+            assert [event.fields["run"] for event in seen] == ["r"]
+            with pytest.raises(RunResultTimeout, match=r"status: blocked.*charge.*keeps its history and its locks"):
+                await engine.handle("r").result(0.01)
+        async with engine_on(url, [good], version="1.0") as engine:
+            assert await engine.handle("r", good).result(20) == "ann paid"
+            run = await engine.get("r")
+            assert (run.code, run.blocked) == ("1.0", None)
+        assert shop.charged == ["ann"]
+
+    played(scenario)
+
+
+def test_an_engine_with_code_that_fits_takes_over_at_once_during_a_rolling_deploy(url, played, engine_on, shop):
+    """Without a hint the run would be tried again after a minute."""
+    shared(url)
+    good, bad = shop.release(bad=False), shop.release(bad=True)
+
+    async def scenario():
+        async with engine_on(url, [good], park_after=0.05) as engine:
+            await parked(engine, await engine.start(good, "ann", id="r"))
+        async with engine_on(url, [bad]) as new, engine_on(url, [good], recover=False) as old:
+            await new.signal("r", "packed")
+            await until_blocked(new, "r")
+            assert (await old.resume("r")).status == "completed"
+        async with engine_on(url, [good], park_after=0.05) as engine:
+            await parked(engine, await engine.start(good, "bob", id="s"))
+        async with engine_on(url, [bad]) as new, engine_on(url, [good]) as old:
+            await new.signal("s", "packed")
+            assert await old.handle("s", good).result(20) == "bob paid"
+        assert shop.charged == ["ann", "bob"]
+
+    played(scenario)
+
+
+def test_an_engine_tries_a_blocked_run_once_when_it_opens_and_not_again(url, played, engine_on, shop):
+    shared(url)
+    good, bad = shop.release(bad=False), shop.release(bad=True)
+
+    async def scenario():
+        async with engine_on(url, [good], park_after=0.05) as engine:
+            for name in ("a", "b", "c"):
+                await parked(engine, await engine.start(good, name, id=name))
+        async with AsyncClient(url) as hf:
+            for name in ("a", "b", "c"):
+                await hf.runs.signal(name, "never read")
+        for tries in (1, 2, 3):
+            async with engine_on(url, [bad]) as engine:
+
+                async def tried(often=tries, engine=engine):
+                    runs = [(await engine.get(name)).blocked for name in ("a", "b", "c")]
+                    return all(run is not None and run.tries == often for run in runs)
+
+                await eventually_async(tried)
+                assert await engine.sweep() == 0
+                await engine.signal("a", "packed")
+                assert (await engine.get("a")).status == "blocked", "signals do not wake it"
+        async with engine_on(url, [good]) as engine:
+            await until_status(engine, "a", "completed")
+            for name in ("b", "c"):
+                await engine.signal(name, "packed")
+                assert await engine.handle(name).result(20) == f"{name} paid"
+        assert sorted(shop.charged) == ["a", "b", "c"]
+
+    played(scenario)
+
+
+@dataclass
+class Receipt:
+    text: str
+
+
+@dataclass
+class LongReceipt:
+    text: str
+    number: int
+
+
+def reading(what, type, caught):
+    """A workflow that records a value of one kind, and reads it again after a signal."""
+
+    @step(name="print")
+    async def receipt():
+        return {"text": "x"}
+
+    receipt.function.__annotations__["return"] = type
+
+    @workflow(name="child")
+    async def child(ctx):
+        return {"text": "x"}
+
+    child.output_type = type
+
+    @workflow(name="reader")
+    async def reader(ctx, _none: None) -> list[str]:
+        if what == "step":
+            await receipt()
+        elif what == "child":
+            await ctx.child(child)
+        else:
+            try:
+                await ctx.wait_for_signal("receipt", type=type)
+            except InvalidValue as error:
+                caught.append(str(error))
+                await ctx.wait_for_signal("receipt", type=type)
+        await ctx.wait_for_signal("go")
+        return caught
+
+    return [reader, child]
+
+
+@pytest.mark.parametrize("what", ["step", "child", "signal"])
+def test_a_recorded_value_that_the_code_can_no_longer_read_blocks_the_run(url, played, engine_on, what):
+    shared(url)
+
+    async def scenario():
+        first = reading(what, Receipt if what == "signal" else dict, [])
+        async with engine_on(url, first, park_after=0.05) as engine:
+            handle = await engine.start(first[0], id="r")
+            await handle.signal("receipt", {"text": "x"})
+
+            async def received():
+                run = await engine.get("r")
+                return run.status == "suspended" and run.entries == 2
+
+            await eventually_async(received)
+        async with engine_on(url, reading(what, LongReceipt, [])) as engine:
+            await engine.signal("r", "go")
+            assert "number" in (await until_blocked(engine, "r")).reason.message
+        async with engine_on(url, first) as engine:
+            assert await engine.handle("r").result(20) == []
+
+    played(scenario)
+
+
+def test_a_signal_that_cannot_be_read_when_it_arrives_is_an_error_in_the_workflow_and_in_every_replay(
+    url, played, engine_on
+):
+    shared(url)
+    caught = []
+    flows = reading("signal", LongReceipt, caught)
+
+    async def scenario():
+        async with engine_on(url, flows, park_after=0.05) as engine:
+            handle = await engine.start(flows[0], id="r")
+            await handle.signal("receipt", {"text": "x"})
+            await eventually_async(lambda: caught)
+            await parked(engine, handle)
+        caught.clear()
+        async with engine_on(url, flows) as engine:
+            await engine.signal("r", "receipt", {"text": "x", "number": 1})
+            await engine.signal("r", "go")
+            assert len(await engine.handle("r").result(20)) == 1
+            assert len(caught) == 1, "the replay raised the same error"
+
+    played(scenario)
+
+
+def test_a_run_that_never_began_because_of_its_input_fails_if_its_workflow_says_so(url, played, engine_on):
+    @workflow(unreadable_input="fail")
+    async def picky(ctx: Context, number: int) -> int:
+        return number
+
+    async def scenario():
+        async with engine_on(url, [picky]) as engine, AsyncClient(url) as hf:
+            async with asyncio.timeout(20):
+                run = await hf.runs.start("picky", "text") if not url.startswith("memory") else None
+            handle = engine.handle(run) if run else await engine.start("elsewhere", "text")
+            if run:
+                with pytest.raises(WorkflowFailed, match="the input of the run"):
+                    await handle.result(20)
+
+    played(scenario)
+    with pytest.raises(InvalidOption, match="unreadable_input"):
+        workflow(unreadable_input="ignore")(picky.function)
+
+
+def test_time_that_a_run_is_blocked_does_not_count_for_its_timeout(url, played, engine_on, shop):
+    shared(url)
+    good, bad = shop.release(bad=False, timeout=4), shop.release(bad=True, timeout=4)
+
+    async def scenario():
+        async with engine_on(url, [good], park_after=0.05) as engine:
+            await parked(engine, await engine.start(good, "ann", id="r"))
+        async with engine_on(url, [bad]) as engine:
+            await until_blocked(engine, "r") if await engine.signal("r", "other") is None else None
+            started = (await engine.get("r")).started_at
+
+            async def late():
+                clock = await engine.start("clock")
+                return ((await engine.get(clock.id)).created_at - started).total_seconds() > 5
+
+            await eventually_async(late)
+        async with engine_on(url, [good]) as engine:
+            await engine.signal("r", "packed")
+            assert await engine.handle("r").result(20) == "ann paid"
+
+    played(scenario)
+
+
+def test_a_cancel_of_a_blocked_run_is_delivered_when_the_code_fits(url, played, engine_on, shop):
+    shared(url)
+    good, bad = shop.release(bad=False), shop.release(bad=True)
+
+    async def scenario():
+        async with engine_on(url, [good], park_after=0.05) as engine:
+            await parked(engine, await engine.start(good, "ann", id="r"))
+        async with engine_on(url, [bad]) as engine:
+            await engine.signal("r", "other")
+            await until_blocked(engine, "r")
+            await engine.cancel("r")
+            assert (await engine.get("r")).status == "blocked"
+        async with engine_on(url, [good]) as engine:
+            with pytest.raises(WorkflowFailed, match="cancelled"):
+                await engine.handle("r").result(20)
+
+    played(scenario)
+
+
+def test_a_blocked_run_that_is_retried_is_tried_at_once(url, played, engine_on, shop):
+    good, bad = shop.release(bad=False), shop.release(bad=True)
+    released = {"code": bad}
+
+    @workflow(name="order")
+    async def order(ctx: Context, name: str) -> str:
+        return await released["code"].function(ctx, name)
+
+    async def scenario():
+        released["code"] = good
+        async with engine_on(url, [order], park_after=0.05) as engine:
+            await parked(engine, await engine.start(order, "ann", id="r"))
+            released["code"] = bad
+            await engine.signal("r", "packed")
+            await until_blocked(engine, "r")
+            released["code"] = good
+            await engine.retry("r")
+            assert await engine.handle("r").result(20) == "ann paid"
+        assert shop.charged == ["ann"]
+
+    played(scenario)
+
+
+def test_giving_up_a_blocked_run_frees_its_locks_and_notifies_its_parent(url, played, engine_on, shop):
+    shared(url)
+    good, bad = shop.release(bad=False), shop.release(bad=True)
+
+    def family(order):
+        @workflow(name="parent")
+        async def parent(ctx: Context) -> str:
+            try:
+                return await ctx.child(order, "ann", id="r")
+            except WorkflowFailed as error:
+                return f"{error.status}: {error.detail}"
+
+        return [parent, order]
+
+    async def scenario():
+        async with engine_on(url, family(good), park_after=0.05) as engine:
+            await engine.start("parent", id="p")
+            await eventually_async(lambda: shop.charged)
+            await until_status(engine, "r", "suspended")
+        async with engine_on(url, family(bad)) as engine, AsyncClient(url) as hf:
+            await engine.signal("r", "packed")
+            await until_blocked(engine, "r")
+            assert (await hf.runs.fail("r", "refunded by hand")).status == "failed"
+            assert await engine.handle("p").result(20) == "failed: refunded by hand"
+            assert (await hf.locks.inspect("till")).holders == ()
+            with pytest.raises(RunEnded):
+                await hf.runs.fail("r", "again")
+
+    played(scenario)
+
+
+def test_a_run_that_is_driven_cannot_be_given_up(played, engine_on, shop):
+    good = shop.release(bad=False)
+
+    async def scenario():
+        async with engine_on("memory://", [good]) as engine:
+            handle = await engine.start(good, "ann")
+            await eventually_async(lambda: shop.charged)
+            with pytest.raises(RunLocked, match="Cancel it"):
+                await engine.fail(handle.id, "no")
+
+    played(scenario)
+
+
+def test_a_run_that_was_given_up_and_is_retried_waits_for_the_child_that_it_left(url, played, engine_on):
+    shared(url)
+    bad = []
+
+    @workflow(name="below")
+    async def below(ctx: Context) -> str:
+        return await ctx.wait_for_signal("go")
+
+    @workflow(name="above")
+    async def above(ctx: Context) -> str:
+        await ctx.step("second" if bad else "first", len, "x")
+        child = await ctx.start_child(below, id="child")
+        await ctx.wait_for_signal("go")
+        return await child.result()
+
+    async def scenario():
+        async with engine_on(url, [above, below], park_after=0.05) as engine:
+            await parked(engine, await engine.start(above, id="r"))
+            await until_status(engine, "child", "suspended")
+            bad.append(1)
+            await engine.signal("r", "go")
+            await until_blocked(engine, "r")
+            await engine.fail("r", "stop")
+            await engine.signal("child", "go", "from the child")
+            await until_status(engine, "child", "completed")
+            bad.clear()
+            await engine.retry("r")
+            assert await engine.handle("r").result(20) == "from the child"
+
+    played(scenario)
+
+
+def test_a_start_that_cancels_the_oldest_run_waits_for_it_while_it_is_blocked(url, played, engine_on, shop):
+    shared(url)
+    limit = Concurrency(max=1, on_excess="cancel_oldest")
+    good, bad = (shop.release(bad=one, concurrency=limit) for one in (False, True))
+
+    async def scenario():
+        async with engine_on(url, [good], park_after=0.05) as engine:
+            await parked(engine, await engine.start(good, "ann", id="r"))
+        async with engine_on(url, [bad]) as engine:
+            await engine.signal("r", "other")
+            await until_blocked(engine, "r")
+            await engine.start(bad, "bob", id="s")
+            assert [(await engine.get(run)).status for run in "rs"] == ["blocked", "queued"]
+        async with engine_on(url, [good]) as engine:
+            await until_status(engine, "r", "cancelled")
+            await until_status(engine, "s", "running")
+
+    played(scenario)
+
+
+def test_a_sync_client_sees_why_a_run_is_blocked_and_gives_it_up(tmp_path, played, engine_on, shop):
+    url = f"sqlite:///{tmp_path}/runs.db"
+    good, bad = shop.release(bad=False), shop.release(bad=True)
+
+    async def scenario():
+        async with engine_on(url, [good], park_after=0.05) as engine:
+            await parked(engine, await engine.start(good, "ann", id="r"))
+        async with engine_on(url, [bad]) as engine:
+            await engine.signal("r", "packed")
+            await until_blocked(engine, "r")
+
+    played(scenario)
+    with Client(url) as hf:
+        (run,) = hf.runs.list(status="blocked").runs
+        assert "charge" in run.blocked.reason.message
+        assert hf.runs.retry("r").status == "pending"
+        assert hf.runs.fail("r", "no longer needed").error.message == "no longer needed"
