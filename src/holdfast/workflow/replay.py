@@ -21,6 +21,7 @@ from .context import Context, SlotWork, StepCall
 from .definition import Workflow, current_context
 from .failures import step_failed
 from .loop import WorkflowLoop
+from .patches import Patches, begins_here
 from .replay_locks import ReplayLocks
 
 GRACE = 30_000_000
@@ -100,6 +101,7 @@ class Replay:
         self._children: dict[str, NewRun] = {}  # children that are not known to have ended
         self._stopped: set[str] = set()  # children that were cancelled
         self.replay_locks = ReplayLocks(self)
+        self.patches = Patches(self, (), fresh=False)
 
     # -- called by the driver ---------------------------------------------------------------------------
 
@@ -111,6 +113,7 @@ class Replay:
         self.attempt = 1 + len(again)
         self.loop.now = self._beginning(entries)
         self.replay_locks = ReplayLocks(self)
+        self.patches = Patches(self, entries[start:], fresh=begins_here(self.run, texts))
         self.inbox, self.ends = {}, {}
         begun = [index for index, entry in enumerate(entries) if isinstance(entry, j.AttemptBegun)]
         self.after_others = bool(begun) or is_marked(self.run.id)
@@ -148,7 +151,7 @@ class Replay:
     def _begin(self, text: str) -> None:
         run = self.run
         context = Context(self, seed=f"{run.id}:{run.request}:{run.created_at}:{self.attempt}")
-        value = decode_value(text, self.workflow.input_type, what=f"the input of the run {run.id!r}")
+        value = self.workflow.read_input(text, what=f"the input of the run {run.id!r}")
         self.context = context
         scope = copy_context()
         scope.run(current_context.set, context)
@@ -183,7 +186,7 @@ class Replay:
                     raise self._differs(
                         f"the child {entry.id!r} was refused", f"the children {sorted(self._child_waits)}"
                     )
-            case j.Begun() | j.Left() | j.AttemptBegun():
+            case j.Begun() | j.Left() | j.AttemptBegun() | j.Patched():
                 return
             case j.Attempted():
                 self.tries[entry.id] = entry
