@@ -565,8 +565,7 @@ WORKFLOWS = [
         "self._fresh or not self._code.replaying",
         "True",
         (
-            PATCHES
-            + "test_a_run_that_passed_the_place_with_old_code_takes_the_old_branch_to_its_end[memory]",
+            PATCHES + "test_a_run_that_passed_the_place_with_old_code_takes_the_old_branch_to_its_end[memory]",
             PATCHES + "test_a_run_that_was_driven_before_its_marker_was_stored_takes_the_old_branch",
         ),
     ),

@@ -97,7 +97,7 @@ def test_a_run_that_reaches_the_place_with_new_code_takes_the_new_branch_in_ever
                     assert await markers(engine, "r") == ["invoice"]
                 await handle.signal(signal)
                 if signal == "go":
-                    await eventually_async(lambda: parked(handle, 5))  # noqa: B023  (awaited at once)
+                    await eventually_async(lambda handle=handle: parked(handle, 5))
                 else:
                     assert await handle.result(timeout=20) == "new"
 
@@ -134,6 +134,7 @@ def test_the_marker_is_stored_before_the_effect_of_the_new_branch_begins(played)
 
     async def scenario():
         async with AsyncClient("memory://") as hf:
+
             async def effect() -> None:
                 seen.extend(await markers(engine, "r"))
 
@@ -320,7 +321,7 @@ def test_every_attempt_of_a_workflow_decides_again(database, played, engine_on):
         for signal in (None, "end"):
             async with engine_on(database, [release(new=True)], **PARKS) as engine:
                 if signal is None:
-                    await eventually_async(lambda: parked(engine.handle("r"), 4))  # noqa: B023
+                    await eventually_async(lambda: parked(engine.handle("r"), 4))
                     assert await markers(engine, "r") == ["new"]
                 else:
                     await engine.signal("r", signal)

@@ -1,9 +1,9 @@
 """Random programs with crashes at random points: every replay equals the history, and the result is the same.
 
-A program is made of steps, gather, wait for the first, timeouts, signals, children, patches and failures. While it runs, its
-worker loses its lease again and again, as if it had been killed. In the end the journal, replayed from the first
-entry to the last, leads to the very result that was stored; and a program whose result does not depend on timing has
-the same result as without a crash.
+A program is made of steps, gather, wait for the first, timeouts, signals, children, patches and failures. While it
+runs, its worker loses its lease again and again, as if it had been killed. In the end the journal, replayed from the
+first entry to the last, leads to the very result that was stored; and a program whose result does not depend on timing
+has the same result as without a crash.
 """
 
 from __future__ import annotations

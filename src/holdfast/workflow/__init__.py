@@ -3,6 +3,8 @@
 from .context import ChildHandle, Context, StepInfo, current_step
 from .definition import Retry, Step, Workflow, step, workflow
 from .engine import Engine, RunHandle
+from .history import RunHistory
+from .history_check import ReplayReport
 from .limits import Admission, Concurrency, Rate
 from .queries import RunInfo, RunsPage
 from .replay_locks import RunLease
@@ -14,8 +16,10 @@ __all__ = [
     "Context",
     "Engine",
     "Rate",
+    "ReplayReport",
     "Retry",
     "RunHandle",
+    "RunHistory",
     "RunInfo",
     "RunLease",
     "RunsPage",

@@ -377,8 +377,8 @@ def workflow(
     >>> greet
     <workflow greet>
     """
-    options = {"timeout": timeout, "retry": retry, "version": version, "concurrency": concurrency, "rate": rate}
-    options["upgrade"] = upgrade
+    options: dict[str, Any] = {"timeout": timeout, "retry": retry, "version": version, "upgrade": upgrade}
+    options |= {"concurrency": concurrency, "rate": rate}
     if name is None or isinstance(name, str):
         return _WorkflowMaker(name=name, **options)
     return _WorkflowMaker(name=None, **options)(name)

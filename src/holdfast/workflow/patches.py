@@ -1,8 +1,8 @@
 """`ctx.patched(name)`: which runs take a changed part of their workflow, recorded by a marker in the journal.
 
-A run takes the new branch if its marker is in the journal, or if it reaches the call for the first time; then the marker
-is written, and is stored before the next effect begins. A history without the marker takes the old branch. So a run that
-was driven before its marker was stored takes the old branch: no effect of the new branch had begun.
+A run takes the new branch if its marker is in the journal, or if it reaches the call for the first time; then the
+marker is written, and is stored before the next effect begins. A history without the marker takes the old branch. So a
+run that was driven before its marker was stored takes the old branch: no effect of the new branch had begun.
 """
 
 from __future__ import annotations

@@ -259,6 +259,16 @@ class Replay:
         return tuple(self._child_waits) if stuck else None
 
     @property
+    def waits(self) -> tuple[str, ...]:
+        """What the code waits for besides timers, for people."""
+        return (
+            *(f"the step {step!r}" for step in self.calls),
+            *(f"the signal {name!r}" for name, _ in self._signal_waits.values()),
+            *(f"the child {child!r}" for child in self._child_waits),
+            *(f"the lock {lock.request.key!r}" for lock in self.replay_locks.pending.values() if lock.waits),
+        )
+
+    @property
     def children(self) -> tuple[str, ...]:
         """The children that are not known to have ended."""
         return tuple(self._children)
@@ -380,12 +390,14 @@ class Replay:
         return call
 
     def _differs(self, history: str, code: str) -> NonDeterminismError:
+        found = "has ended" if self.done else f"waits for {code}"
         return NonDeterminismError(
             f"the run {self.run.id!r} of {self.workflow.type!r} does not follow its history. There {history}; the code "
-            + ("has ended. " if self.done else f"waits for {code}. ")
-            + "The workflow was changed while the run was in progress, or decides by something that is not recorded "
-            "(time, random numbers, a global). Give the changed workflow a new version, or use ctx.now(), ctx.random() "
-            "and steps."
+            f"{found}. The workflow was changed while the run was in progress, or decides by something that is not "
+            "recorded (time, random numbers, a global). Give the changed workflow a new version, or use ctx.patched(), "
+            "ctx.now(), ctx.random() and steps.",
+            recorded=history,
+            found=found,
         )
 
     def _child_ended(self, entry: j.ChildEnded) -> None:
