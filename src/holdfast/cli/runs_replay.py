@@ -188,7 +188,13 @@ class _Result:
             return
         for one in self.differ:
             print_line(f"{one['name']} ({one['workflow']}): {_difference(one)}")
-        differ = f"{len(self.differ)} of them differ" if self.differ else "all of them fit" if self.checked else ""
+        differ = (
+            _count(len(self.differ), "of them differs", "of them differ")
+            if self.differ
+            else "all of them fit"
+            if self.checked
+            else ""
+        )
         summary = f"{_count(self.checked, 'run was', 'runs were')} checked"
         print_line(f"{summary}; {differ}." if differ else f"{summary}.")
         if self.unknown:
