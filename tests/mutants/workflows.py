@@ -21,6 +21,7 @@ UNKNOWN_WORKFLOWS = "tests/workflows/test_unknown_workflows.py::"
 METHODS = "tests/workflows/test_methods.py::"
 RETRYING = "tests/workflows/test_retrying.py::"
 PATCHES = "tests/workflows/test_patches.py::"
+REPLAY_TOOLS = "tests/workflows/test_replay_tools.py::"
 ALL_TASKS = "test_all_tasks_is_refused_in_workflow_code_and_works_everywhere_else"
 OF_ANOTHER_ATTEMPT = "test_a_grandchild_with_an_explicit_id_below_a_child_without_is_refused_in_the_next_attempt"
 QUERIES = (
@@ -582,5 +583,19 @@ WORKFLOWS = [
         "Patches(self, entries[start:], fresh",
         "Patches(self, entries, fresh",
         (PATCHES + "test_an_attempt_that_old_code_began_after_a_rollback_keeps_the_old_branch",),
+    ),
+    Mutant(
+        "a check of a history does not count the next claim",
+        "workflow/history_check.py",
+        "claims=run.claims + 1",
+        "claims=run.claims",
+        (REPLAY_TOOLS + "test_a_run_that_old_code_has_driven_and_that_recorded_nothing_takes_the_old_branch",),
+    ),
+    Mutant(
+        "a check of a history does not compare the ends",
+        "workflow/history_check.py",
+        "        if not run.living:\n            _compare_ends",
+        "        if False:\n            _compare_ends",
+        (REPLAY_TOOLS + "test_the_end_of_a_failed_run_is_compared_by_the_type_of_its_error",),
     ),
 ]

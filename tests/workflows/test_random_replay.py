@@ -21,6 +21,7 @@ from holdfast.commands.runs import ReadRun
 from holdfast.errors import RunEnded
 from holdfast.rules.runs.outcomes import RunSeen
 from holdfast.rules.runs.record import worker_key
+from holdfast.workflow.history_check import check_history
 from holdfast.workflow.queries import result_of
 from holdfast.workflow.replay import Replay
 
@@ -194,6 +195,7 @@ def test_a_random_program_with_crashes_has_one_history_and_the_right_result(chun
                 crashed = await play(engine, op, f"c{seed}", chance)
                 stored, again = await replayed(engine, f"c{seed}")
                 assert stored == crashed == again, f"seed {seed}: {op}"
+                assert check_history(interpreter, await engine.export(f"c{seed}")).ended == "completed"
                 if not depends_on_time(op):
                     whole = await play(engine, op, f"w{seed}", None)
                     assert _without_random_values(whole) == _without_random_values(crashed), f"seed {seed}: {op}"

@@ -296,6 +296,20 @@ def test_the_replay_of_a_history_without_a_marker_takes_the_old_branch():
         replay(order, new)
 
 
+def test_a_run_that_old_code_has_driven_and_that_recorded_nothing_takes_the_old_branch():
+    @workflow(name="waits")
+    async def old(ctx: Context) -> None:
+        await ctx.wait_for_signal("go")
+
+    @workflow(name="waits")
+    async def new(ctx: Context) -> None:
+        await ctx.wait_for_signal("new" if ctx.patched("other-signal") else "go")
+
+    past = recorded(old)
+    assert (past.run.claims, len(past.entries)) == (1, 1)
+    assert replay(new, past).waits_for == ("the signal 'go'",)
+
+
 def test_a_history_can_be_replayed_inside_a_task_of_another_event_loop():
     async def scenario():
         past = await history_of(order, input="book")
