@@ -227,8 +227,13 @@ class NonDeterminismError(HoldfastError):
     """The workflow's code does not match the history of this run.
 
     It was changed while the run was in progress, or it decides by something that is not recorded. Nothing was recorded.
-    Run it with the code that it was started with, or give the changed workflow a new version.
+    Run it with the code that it was started with, or give the changed workflow a new version. `recorded` and `found`
+    are the two sides of the first difference: what the history contains, and what the code does.
     """
+
+    def __init__(self, message: str | None = None, *, recorded: str = "", found: str = "") -> None:
+        super().__init__(message)
+        self.recorded, self.found = recorded, found
 
 
 class InvalidWorkflow(HoldfastError, TypeError):

@@ -20,6 +20,8 @@ BY_NAME = "tests/workflows/test_starts_by_name.py::"
 UNKNOWN_WORKFLOWS = "tests/workflows/test_unknown_workflows.py::"
 METHODS = "tests/workflows/test_methods.py::"
 RETRYING = "tests/workflows/test_retrying.py::"
+PATCHES = "tests/workflows/test_patches.py::"
+REPLAY_TOOLS = "tests/workflows/test_replay_tools.py::"
 ALL_TASKS = "test_all_tasks_is_refused_in_workflow_code_and_works_everywhere_else"
 OF_ANOTHER_ATTEMPT = "test_a_grandchild_with_an_explicit_id_below_a_child_without_is_refused_in_the_next_attempt"
 QUERIES = (
@@ -52,9 +54,9 @@ WORKFLOWS = [
     Mutant(
         "an unexpected exception leaves a run without an end",
         "workflow/driver.py",
-        "        except Exception as error:  # as above\n            self._fail(error)\n        self._busy = False\n",
-        "        except HoldfastError as error:\n            self._fail(error)\n        self._busy = False\n",
-        (MISTAKES + "test_an_error_in_the_runtime_itself_is_a_failed_run",),
+        "except Exception as error:  # as above\n            self._cannot_continue(error)\n        self._busy = False\n",
+        "except HoldfastError as error:\n            self._cannot_continue(error)\n        self._busy = False\n",
+        (MISTAKES + "test_an_error_in_the_runtime_itself_blocks_the_run",),
     ),
     Mutant(
         "an idle worker never looks for runs that it was given",
@@ -550,5 +552,50 @@ WORKFLOWS = [
         "isinstance(entry, j.Left | j.BegunAgain)",
         "isinstance(entry, j.Left)",
         (RETRYING + "test_a_run_is_not_restarted_while_a_child_of_a_failed_attempt_still_cleans_up[memory]",),
+    ),
+    Mutant(
+        "patched ignores the marker in the journal",
+        "workflow/patches.py",
+        "self._decided = {entry.name: True for entry in entries if isinstance(entry, j.Patched)}",
+        "self._decided: dict[str, bool] = {}",
+        (PATCHES + "test_a_new_run_takes_the_new_branch_at_its_first_line_and_after_a_move",),
+    ),
+    Mutant(
+        "patched is true in old histories",
+        "workflow/patches.py",
+        "self._fresh or not self._code.replaying",
+        "True",
+        (
+            PATCHES + "test_a_run_that_passed_the_place_with_old_code_takes_the_old_branch_to_its_end[memory]",
+            PATCHES + "test_a_run_that_was_driven_before_its_marker_was_stored_takes_the_old_branch",
+        ),
+    ),
+    Mutant(
+        "a later attempt takes the old branch because an earlier one has a history",
+        "workflow/patches.py",
+        "len(texts) > run.length or ",
+        "",
+        (PATCHES + "test_every_attempt_of_a_workflow_decides_again",),
+    ),
+    Mutant(
+        "the marker of an earlier attempt counts",
+        "workflow/replay.py",
+        "Patches(self, entries[start:], fresh",
+        "Patches(self, entries, fresh",
+        (PATCHES + "test_an_attempt_that_old_code_began_after_a_rollback_keeps_the_old_branch",),
+    ),
+    Mutant(
+        "a check of a history does not count the next claim",
+        "workflow/history_check.py",
+        "claims=run.claims + 1",
+        "claims=run.claims",
+        (REPLAY_TOOLS + "test_a_run_that_old_code_has_driven_and_that_recorded_nothing_takes_the_old_branch",),
+    ),
+    Mutant(
+        "a check of a history does not compare the ends",
+        "workflow/history_check.py",
+        "        if not run.living:\n            _compare_ends",
+        "        if False:\n            _compare_ends",
+        (REPLAY_TOOLS + "test_the_end_of_a_failed_run_is_compared_by_the_type_of_its_error",),
     ),
 ]

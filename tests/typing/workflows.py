@@ -13,8 +13,8 @@ from typing import Any, assert_type
 from uuid import UUID
 
 from holdfast import AsyncClient, Client, Context, Engine, Retry, current_step, step, workflow
-from holdfast.testing import TestEngine
-from holdfast.workflow import ChildHandle, RunHandle, RunInfo, RunsPage, StepInfo, Workflow
+from holdfast.testing import TestEngine, replay
+from holdfast.workflow import ChildHandle, ReplayReport, RunHandle, RunHistory, RunInfo, RunsPage, StepInfo, Workflow
 
 
 @dataclass
@@ -146,6 +146,8 @@ async def engine_code(engine: Engine) -> None:
     await engine.start_or_signal(buy, 1, id="b", name="go")  # type: ignore[misc]  # pyright: ignore[reportCallIssue, reportArgumentType]
     assert_type(await engine.list(workflow=buy, status=["failed", "running"]), RunsPage)
     assert_type(await engine.retry("b"), RunInfo)
+    assert_type(await engine.export("b"), RunHistory)
+    assert_type(replay(buy, await engine.export("b")), ReplayReport)
     len(await handle.result())  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
@@ -205,3 +207,4 @@ async def async_client_code(hf: AsyncClient) -> None:
     assert_type(await hf.runs.result("b", 5), Any)
     assert_type(await hf.runs.get("b"), RunInfo)
     assert_type(await hf.runs.list(), RunsPage)
+    assert_type(await hf.runs.export("b"), RunHistory)

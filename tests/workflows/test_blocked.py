@@ -93,12 +93,16 @@ def test_an_engine_with_code_that_fits_takes_over_at_once_during_a_rolling_deplo
             await new.signal("r", "packed")
             await until_blocked(new, "r")
             assert (await old.resume("r")).status == "completed"
+        names = [f"s{n}" for n in range(6)]  # the hints about them are sent to both engines
         async with engine_on(url, [good], park_after=0.05) as engine:
-            await parked(engine, await engine.start(good, "bob", id="s"))
+            for name in names:
+                await parked(engine, await engine.start(good, name, id=name))
         async with engine_on(url, [bad]) as new, engine_on(url, [good]) as old:
-            await new.signal("s", "packed")
-            assert await old.handle("s", good).result(20) == "bob paid"
-        assert shop.charged == ["ann", "bob"]
+            for name in names:
+                await new.signal(name, "packed")
+            for name in names:
+                assert await old.handle(name, good).result(20) == f"{name} paid"
+        assert shop.charged == ["ann", *names]
 
     played(scenario)
 

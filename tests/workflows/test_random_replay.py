@@ -1,9 +1,9 @@
 """Random programs with crashes at random points: every replay equals the history, and the result is the same.
 
-A program is made of steps, gather, wait for the first, timeouts, signals, children and failures. While it runs, its
-worker loses its lease again and again, as if it had been killed. In the end the journal, replayed from the first
-entry to the last, leads to the very result that was stored; and a program whose result does not depend on timing has
-the same result as without a crash.
+A program is made of steps, gather, wait for the first, timeouts, signals, children, patches and failures. While it
+runs, its worker loses its lease again and again, as if it had been killed. In the end the journal, replayed from the
+first entry to the last, leads to the very result that was stored; and a program whose result does not depend on timing
+has the same result as without a crash.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from holdfast.commands.runs import ReadRun
 from holdfast.errors import RunEnded
 from holdfast.rules.runs.outcomes import RunSeen
 from holdfast.rules.runs.record import worker_key
+from holdfast.workflow.history_check import check_history
 from holdfast.workflow.queries import result_of
 from holdfast.workflow.replay import Replay
 
@@ -40,17 +41,19 @@ def program(chance: random.Random, depth: int = 3) -> list:
             ["fail", chance.randrange(100)],
             ["chance"],
         ])  # fmt: skip
-    kind = chance.choice(["seq", "seq", "gather", "gather", "first", "timeout", "child", "queue"])
+    kind = chance.choice(["seq", "seq", "gather", "gather", "first", "timeout", "child", "queue", "patched"])
     if kind == "timeout":
         return ["timeout", chance.choice([0, 1, 3, 20]), program(chance, depth - 1)]
+    if kind == "patched":
+        return ["patched", chance.choice("xy"), program(chance, depth - 1), program(chance, depth - 1)]
     if kind == "child":
         return ["child", program(chance, depth - 2 if depth > 1 else 0)]
     return [kind, *(program(chance, depth - 1) for _ in range(chance.choice([1, 2, 3])))]
 
 
 def depends_on_time(op: list) -> bool:
-    """Whether the result depends on which task is first."""
-    return op[0] in ("first", "timeout", "signal") or any(
+    """Whether the result depends on which task is first, or on whether a crash was before a marker was stored."""
+    return op[0] in ("first", "timeout", "signal", "patched") or any(
         isinstance(part, list) and depends_on_time(part) for part in op
     )
 
@@ -110,6 +113,8 @@ async def interpret(ctx: Context, op: list) -> object:  # noqa: C901, PLR0911, P
                     return await interpret(ctx, parts[1])
             except TimeoutError:
                 return "too late"
+        case "patched":
+            return await interpret(ctx, parts[1] if ctx.patched(parts[0]) else parts[2])
         case "child":
             try:
                 return await ctx.child(interpreter, parts[0])
@@ -190,6 +195,7 @@ def test_a_random_program_with_crashes_has_one_history_and_the_right_result(chun
                 crashed = await play(engine, op, f"c{seed}", chance)
                 stored, again = await replayed(engine, f"c{seed}")
                 assert stored == crashed == again, f"seed {seed}: {op}"
+                assert check_history(interpreter, await engine.export(f"c{seed}")).ended == "completed"
                 if not depends_on_time(op):
                     whole = await play(engine, op, f"w{seed}", None)
                     assert _without_random_values(whole) == _without_random_values(crashed), f"seed {seed}: {op}"

@@ -11,7 +11,7 @@ import getpass
 import logging
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -92,7 +92,9 @@ def as_seconds(_context: click.Context, option: click.Parameter, value: str | No
 
 
 @contextmanager
-def open_client(settings: Settings, *, create: bool = False) -> Iterator[Client]:
+def open_client(
+    settings: Settings, *, create: bool = False, store_options: Mapping[str, object] | None = None
+) -> Iterator[Client]:
     """A client for one command. Unless the command may `create` the store, it must exist already."""
     reason = None if create else unready(settings.address)
     if reason is not None:
@@ -101,7 +103,7 @@ def open_client(settings: Settings, *, create: bool = False) -> Iterator[Client]
     logging.getLogger("holdfast").addHandler(logging.NullHandler())
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", RuntimeWarning)
-        client = Client(settings.url, namespace=settings.namespace, name=_user())
+        client = Client(settings.url, namespace=settings.namespace, name=_user(), store_options=store_options)
     with client:
         for warning in caught:
             print_line(f"holdfast: {warning.message}", err=True)

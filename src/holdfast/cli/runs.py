@@ -1,4 +1,4 @@
-"""`holdfast runs`: list and show runs (runs_show.py), and cancel, retry, restart, give up or explain one.
+"""`holdfast runs`: list, show (runs_show.py) and check runs (runs_replay.py); cancel, retry, restart, give up one.
 
 Nothing here drives a run: that needs its code, which `holdfast worker` imports.
 """
@@ -30,6 +30,7 @@ from .runs_reading import (
     workers_for,
     workflow_text,
 )
+from .runs_replay import export_run, replay_runs
 from .runs_show import list_runs, show_run
 
 
@@ -44,11 +45,13 @@ class RestartDeclined(HoldfastError):
 @click.group()
 @common
 def runs() -> None:
-    """List and show workflow runs, and cancel, retry, restart or give up one."""
+    """List, show, export and check workflow runs, and cancel, retry, restart or give up one."""
 
 
 runs.add_command(list_runs)
 runs.add_command(show_run)
+runs.add_command(export_run)
+runs.add_command(replay_runs)
 
 
 # -- cancel, retry, restart -------------------------------------------------------------------------------------

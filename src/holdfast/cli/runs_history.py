@@ -54,6 +54,8 @@ def history_of(claim: Claim) -> list[dict[str, Any]]:  # noqa: C901, PLR0912  (a
                 kind, value = "again", _failure(entry.error, None)
             case j.AttemptBegun():
                 kind = "attempt begun"
+            case j.Patched():
+                kind, name = "patch", entry.name
         found.append({"at": time_of(entry.at), "kind": kind, "name": name, "value": value})
     return found
 

@@ -5,7 +5,7 @@ For the commands that show runs (runs_show.py) and those that act on them (runs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
@@ -53,9 +53,9 @@ class PauseInfo(NamedTuple):
 
 
 @contextmanager
-def open_runs(settings: Settings) -> Iterator[Client]:
+def open_runs(settings: Settings, store_options: Mapping[str, object] | None = None) -> Iterator[Client]:
     """A client for one command about runs."""
-    with open_client(settings) as hf:
+    with open_client(settings, store_options=store_options) as hf:
         if not hf.runtime.store.capabilities.workflows:
             raise StoreUnusable(f"{hf.url} does not support workflows: it has no runs.")
         yield hf

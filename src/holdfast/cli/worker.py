@@ -95,6 +95,14 @@ def _usage(message: str) -> click.UsageError:
 
 def engine_of(target: str) -> Engine:
     """Import the engine that MODULE:NAME refers to."""
+    found, relation = target_of(target)
+    if not isinstance(found, Engine):
+        raise _bad(f"{target} {relation} a {type(found).__name__}, not an Engine (or a function that returns one)")
+    return found
+
+
+def target_of(target: str) -> tuple[Any, str]:
+    """Import what MODULE:NAME refers to, or what the function of that name returns; and "is" or "returned"."""
     module_name, _, name = target.partition(":")
     if not all(part.isidentifier() for part in (*module_name.split("."), *name.split("."))):
         raise _bad(f"{target!r} is not MODULE:NAME, such as myapp.flows:engine")
@@ -111,9 +119,7 @@ def engine_of(target: str) -> Engine:
         if inspect.iscoroutine(found):
             found.close()
             raise _bad(f"the factory {target} is async: it must be a plain function that returns an Engine")
-    if not isinstance(found, Engine):
-        raise _bad(f"{target} {relation} a {type(found).__name__}, not an Engine (or a function that returns one)")
-    return found
+    return found, relation
 
 
 def _name(engine: Engine, target: str) -> None:

@@ -16,14 +16,16 @@ if TYPE_CHECKING:
     from .conformance import StoreConformance
     from .engine import TestEngine
     from .plugin import StoreUnderTest
+    from .replaying import replay
 
-__all__ = ["StoreConformance", "StoreUnderTest", "TestEngine", "VirtualClock"]
+__all__ = ["StoreConformance", "StoreUnderTest", "TestEngine", "VirtualClock", "replay"]
 
 _MODULES = {
     "StoreConformance": "conformance",
     "StoreUnderTest": "plugin",
     "TestEngine": "engine",
     "VirtualClock": "clock",
+    "replay": "replaying",
 }
 
 

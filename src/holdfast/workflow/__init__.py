@@ -3,6 +3,8 @@
 from .context import ChildHandle, Context, StepInfo, current_step
 from .definition import Retry, Step, Workflow, step, workflow
 from .engine import Engine, RunHandle
+from .history import RunHistory
+from .history_check import ReplayReport
 from .limits import Admission, Concurrency, Rate
 from .queries import BlockInfo, RunInfo, RunsPage
 from .replay_locks import RunLease
@@ -15,8 +17,10 @@ __all__ = [
     "Context",
     "Engine",
     "Rate",
+    "ReplayReport",
     "Retry",
     "RunHandle",
+    "RunHistory",
     "RunInfo",
     "RunLease",
     "RunsPage",

@@ -19,6 +19,7 @@ from ..runtime.runners import run, run_async
 from ..runtime.threads import in_thread
 from ..validation import Duration
 from .definition import Workflow
+from .history import RunHistory, export
 from .queries import RunInfo, RunQueries, RunsPage, checked_timeout, wanted_runs
 
 I = TypeVar("I")  # noqa: E741
@@ -87,6 +88,10 @@ class AsyncRunQueries:
     async def restart(self, run_id: str) -> RunInfo:
         """Start a run again with a new history. Raises `RunLocked` while a worker drives it."""
         return await self._run(self._ready().revive(run_id, restart=True))
+
+    async def export(self, run_id: str) -> RunHistory:
+        """The history of a run as it is now, for a file or for `holdfast.testing.replay`. Raises `UnknownRun`."""
+        return await self._run(export(self._ready(), run_id))
 
 
 class _BaseRuns:
@@ -231,6 +236,10 @@ class Runs(_BaseRuns):
     def restart(self, run_id: str) -> RunInfo:
         """Start a run again with a new history. Raises `RunLocked` while a worker drives it."""
         return run(self._queries.revive(run_id, restart=True), self._client.runtime.batchers)
+
+    def export(self, run_id: str) -> RunHistory:
+        """The history of a run as it is now, for a file or for `holdfast.testing.replay`. Raises `UnknownRun`."""
+        return run(export(self._queries, run_id), self._client.runtime.batchers)
 
 
 class AsyncRuns(_BaseRuns, AsyncRunQueries):

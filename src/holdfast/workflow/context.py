@@ -276,6 +276,19 @@ class Context(ContextLocks):
         self._code.check()
         return uuid.UUID(int=self._random.getrandbits(128), version=4)
 
+    def patched(self, name: str) -> bool:
+        """Whether this run takes a changed part of the workflow: False if it has passed this place with older code.
+
+        The answer is recorded. The first call with a name decides for the run.
+        """
+        self._code.check()
+        return self._code.patches.patched(name)
+
+    def deprecate_patch(self, name: str) -> None:
+        """Use this instead of `patched` when no run takes the old branch any more; the marker is still recorded."""
+        self._code.check()
+        self._code.patches.patched(name)
+
     async def sleep(self, duration: Duration) -> None:
         """Wait for a duration, also across crashes; a run that waits for long costs one row."""
         if self._code.over:

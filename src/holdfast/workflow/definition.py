@@ -7,6 +7,7 @@ inside a run it becomes a recorded step, called outside it is itself.
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextvars import ContextVar
 from copy import copy
@@ -27,9 +28,9 @@ from typing import (
 
 import msgspec
 
-from ..errors import InvalidOption, InvalidWorkflow
+from ..errors import InvalidOption, InvalidValue, InvalidWorkflow
 from ..rules.runs.record import ANY_VERSION
-from ..runtime.codec import hints_of
+from ..runtime.codec import PLAIN, decode_value, encode_value, hints_of
 from ..validation import MICROSECONDS, Duration, checked_count, checked_key, seconds
 from .limits import Concurrency, Rate, terms_of
 
@@ -120,6 +121,7 @@ class Workflow(Generic[I, O]):
         concurrency: Concurrency | Sequence[Concurrency] | None = None,
         rate: Rate | Sequence[Rate] | None = None,
         unreadable_input: UnreadableInput = "block",
+        upgrade: Callable[[Any], Any] | None = None,
     ) -> None:
         if not inspect.iscoroutinefunction(function):
             raise InvalidWorkflow(
@@ -153,11 +155,41 @@ class Workflow(Generic[I, O]):
         self.output_type: Any = hints.get("return", Any)
         default = parameters[-1].default if self.takes_input else None
         self._default = None if default is inspect.Parameter.empty else default
+        self.upgrade = upgrade if upgrade is None else self._checked_upgrade(upgrade)
         update_wrapper(self, function)
 
     def given(self, input: Any) -> Any:
         """The input of a run; what the function has as its default, if nothing was given."""
         return self._default if input is None else input
+
+    def _checked_upgrade(self, upgrade: Any) -> Callable[[Any], Any]:
+        if not callable(upgrade) or inspect.iscoroutinefunction(upgrade) or inspect.isasyncgenfunction(upgrade):
+            raise InvalidWorkflow(
+                f"upgrade={upgrade!r} of the workflow {self.name!r} must be a plain function that takes the stored "
+                "input and returns the input: it is called on every replay, and cannot wait for anything"
+            )
+        if self.input_type in (None, *PLAIN):
+            raise InvalidWorkflow(
+                f"the workflow {self.name!r} has upgrade=, but no type of its input by which an old input is "
+                "recognised: annotate its second parameter"
+            )
+        function: Callable[[Any], Any] = upgrade
+        return function
+
+    def read_input(self, text: str, *, what: str) -> Any:
+        """Read a stored input. One that is not of the input's type is given to `upgrade`, if there is one."""
+        try:
+            return decode_value(text, self.input_type, what=what)
+        except InvalidValue as error:
+            if self.upgrade is None:
+                raise
+            try:
+                upgraded = self.upgrade(decode_value(text, Any, what=what))
+                new = encode_value(upgraded, self.input_type, what="what upgrade returned", max_bytes=sys.maxsize)
+                return decode_value(new, self.input_type, what="what upgrade returned")
+            except Exception as failed:  # whatever the function raises
+                reason = failed if isinstance(failed, InvalidValue) else f"{failed.__class__.__name__}: {failed}"
+                raise InvalidValue(f"{error} The function upgrade= could not convert it: {reason}") from failed
 
     @property
     def type(self) -> str:
@@ -339,6 +371,7 @@ def workflow(
     concurrency: Concurrency | Sequence[Concurrency] | None = None,
     rate: Rate | Sequence[Rate] | None = None,
     unreadable_input: UnreadableInput = "block",
+    upgrade: Callable[[Any], Any] | None = None,
 ) -> _WorkflowMaker: ...
 def workflow(
     name: Any = None,
@@ -349,11 +382,15 @@ def workflow(
     concurrency: Concurrency | Sequence[Concurrency] | None = None,
     rate: Rate | Sequence[Rate] | None = None,
     unreadable_input: UnreadableInput = "block",
+    upgrade: Callable[[Any], Any] | None = None,
 ) -> Any:
     """Make a workflow of an async function `(ctx, input)`, with or without parentheses.
 
     A run whose input cannot be read as the type of the parameter is blocked until other code can read it; with
     `unreadable_input="fail"`, a run that has not begun fails instead.
+    `upgrade` is a function for inputs that older code has stored: it is given the plain JSON value of an input that
+    cannot be read as the input's type, and returns an instance of the type, or plain data that is read as the type. It
+    is called on every replay, so it must always return the same.
 
     >>> @workflow
     ... async def greet(ctx, name: str) -> str:
@@ -368,6 +405,7 @@ def workflow(
         "concurrency": concurrency,
         "rate": rate,
         "unreadable_input": unreadable_input,
+        "upgrade": upgrade,
     }
     if name is None or isinstance(name, str):
         return _WorkflowMaker(name=name, **options)

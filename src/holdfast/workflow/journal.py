@@ -156,6 +156,12 @@ class AttemptBegun(Entry, frozen=True, tag="attempt-begun", kw_only=True):
     seen: int
 
 
+class Patched(Entry, frozen=True, tag="patch", kw_only=True):
+    """The run takes the new branch of `ctx.patched(name)`. It delivers nothing."""
+
+    name: str
+
+
 AnyEntry = (
     Begun
     | StepDone
@@ -173,6 +179,7 @@ AnyEntry = (
     | Left
     | BegunAgain
     | AttemptBegun
+    | Patched
 )
 
 _encoder = msgspec.json.Encoder()

@@ -21,6 +21,7 @@ from .context import Context, SlotWork, StepCall
 from .definition import Workflow, current_context
 from .failures import step_failed
 from .loop import WorkflowLoop
+from .patches import Patches, begins_here
 from .replay_locks import ReplayLocks
 
 GRACE = 30_000_000
@@ -103,6 +104,7 @@ class Replay:
         self._children: dict[str, NewRun] = {}  # children that are not known to have ended
         self._stopped: set[str] = set()  # children that were cancelled
         self.replay_locks = ReplayLocks(self)
+        self.patches = Patches(self, (), fresh=False)
 
     # -- called by the driver ---------------------------------------------------------------------------
 
@@ -114,6 +116,7 @@ class Replay:
         self.attempt = 1 + len(again)
         self.loop.now = self._beginning(entries)
         self.replay_locks = ReplayLocks(self)
+        self.patches = Patches(self, entries[start:], fresh=begins_here(self.run, texts))
         self.inbox, self.ends = {}, {}
         begun = [index for index, entry in enumerate(entries) if isinstance(entry, j.AttemptBegun)]
         self.after_others = bool(begun) or is_marked(self.run.id)
@@ -153,7 +156,7 @@ class Replay:
         run = self.run
         context = Context(self, seed=f"{run.id}:{run.request}:{run.created_at}:{self.attempt}")
         try:
-            value = decode_value(text, self.workflow.input_type, what=f"the input of the run {run.id!r}")
+            value = self.workflow.read_input(text, what=f"the input of the run {run.id!r}")
         except InvalidValue:
             self.input_unreadable = True
             raise
@@ -197,7 +200,7 @@ class Replay:
                     raise self._differs(
                         f"the child {entry.id!r} was refused", f"the children {sorted(self._child_waits)}"
                     )
-            case j.Begun() | j.Left() | j.AttemptBegun() | j.Unread():
+            case j.Begun() | j.Left() | j.AttemptBegun() | j.Unread() | j.Patched():
                 return
             case j.Attempted():
                 self.tries[entry.id] = entry
@@ -268,6 +271,16 @@ class Replay:
             and len(self._child_waits) <= MAX_CHILDREN_NAMED
         )
         return tuple(self._child_waits) if stuck else None
+
+    @property
+    def waits(self) -> tuple[str, ...]:
+        """What the code waits for besides timers, for people."""
+        return (
+            *(f"the step {step!r}" for step in self.calls),
+            *(f"the signal {name!r}" for name, _ in self._signal_waits.values()),
+            *(f"the child {child!r}" for child in self._child_waits),
+            *(f"the lock {lock.request.key!r}" for lock in self.replay_locks.pending.values() if lock.waits),
+        )
 
     @property
     def children(self) -> tuple[str, ...]:
@@ -408,12 +421,14 @@ class Replay:
         return call
 
     def _differs(self, history: str, code: str) -> NonDeterminismError:
+        found = "has ended" if self.done else f"waits for {code}"
         return NonDeterminismError(
             f"the run {self.run.id!r} of {self.workflow.type!r} does not follow its history. There {history}; the code "
-            + ("has ended. " if self.done else f"waits for {code}. ")
-            + "The workflow was changed while the run was in progress, or decides by something that is not recorded "
-            "(time, random numbers, a global). Give the changed workflow a new version, or use ctx.now(), ctx.random() "
-            "and steps."
+            f"{found}. The workflow was changed while the run was in progress, or decides by something that is not "
+            "recorded (time, random numbers, a global). Give the changed workflow a new version, or use ctx.patched(), "
+            "ctx.now(), ctx.random() and steps.",
+            recorded=history,
+            found=found,
         )
 
     def _child_ended(self, entry: j.ChildEnded) -> None:

@@ -1,0 +1,46 @@
+"""`ctx.patched(name)`: which runs take a changed part of their workflow, recorded by a marker in the journal.
+
+A run takes the new branch if its marker is in the journal, or if it reaches the call for the first time; then the
+marker is written, and is stored before the next effect begins. A history without the marker takes the old branch. So a
+run that was driven before its marker was stored takes the old branch: no effect of the new branch had begun.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ..rules.runs.record import Run
+from ..validation import checked_key
+from . import journal as j
+
+if TYPE_CHECKING:
+    from .replay import Replay
+
+
+def begins_here(run: Run, texts: Sequence[str]) -> bool:
+    """Whether nobody has driven this attempt before: its code cannot have begun an effect.
+
+    The entry that begins a later attempt, or the first one after a restart, is not counted by the run until it is
+    stored. The first attempt of a run has nothing but its input, and was claimed once.
+    """
+    return len(texts) > run.length or (len(texts) == 1 and run.claims <= 1)
+
+
+class Patches:
+    """The decisions of one attempt. The first call with a name decides for all later ones."""
+
+    def __init__(self, code: Replay, entries: Sequence[j.AnyEntry], *, fresh: bool) -> None:
+        """`entries` are those of this attempt; `fresh` means that nobody has driven it before."""
+        self._code, self._fresh = code, fresh
+        self._decided = {entry.name: True for entry in entries if isinstance(entry, j.Patched)}
+
+    def patched(self, name: str) -> bool:
+        """Whether the run takes the new branch."""
+        known = self._decided.get(checked_key(name, what="patch name"))
+        if known is not None:
+            return known
+        new = self._decided[name] = self._fresh or not self._code.replaying
+        if new:
+            self._code.note(j.Patched(at=self._code.loop.now, name=name))
+        return new
