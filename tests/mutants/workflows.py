@@ -54,8 +54,8 @@ WORKFLOWS = [
     Mutant(
         "an unexpected exception leaves a run without an end",
         "workflow/driver.py",
-        "except Exception as error:  # as above\n            self._cannot_continue(error)\n        self._busy = False\n",
-        "except HoldfastError as error:\n            self._cannot_continue(error)\n        self._busy = False\n",
+        "except Exception as error:  # as above\n            self._cannot_continue(error)\n        self._busy",
+        "except HoldfastError as error:\n            self._cannot_continue(error)\n        self._busy",
         (MISTAKES + "test_an_error_in_the_runtime_itself_blocks_the_run",),
     ),
     Mutant(
