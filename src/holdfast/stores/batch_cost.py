@@ -22,7 +22,7 @@ from ..commands.runs import (
     StartRun,
     UnregisterWorker,
 )
-from ..rules.runs.record import Finish
+from ..rules.runs.record import Continue, Finish
 
 AT_ONCE = 1_000
 """The largest work of several commands in one step: about ten milliseconds of a server's time.
@@ -72,6 +72,7 @@ def _record(command: RecordRun) -> int:
     work = OF_ENTRIES + len(entries) // 4 + _weight(*entries)
     if command.children or command.lock_requests or command.then is not None or command.swap is not None:
         runs = len(command.children) + isinstance(command.then, Finish)
+        work += OF_A_HISTORY * isinstance(command.then, Continue)
         locks = len(command.lock_requests) + (command.swap is not None)
         work += OF_A_RUN * runs + OF_A_LOCK * locks + _weight(*(child.input for child in command.children))
     return work

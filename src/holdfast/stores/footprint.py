@@ -24,7 +24,8 @@ from ..rules.runs import record as rule
 from ..rules.runs.admission import FIRST_LOOK
 from ..rules.runs.limits import LimitKey, WorkflowLimits, group_of
 from ..rules.runs.lock_requests import run_of_attempt
-from ..rules.runs.record import Finish, NewRun, Run
+from ..rules.runs.record import Continue, Finish, NewRun, Run
+from ..rules.runs.signal_keys import SIGNAL_KEY, SIGNAL_KEY_PAGE, page_key, record_key
 from ..rules.runs.transitions import ORPHANS_AT_ONCE
 from ..rules.runs.tree import TREE_MEMBER, tree_key
 from .batch_view import FEW, rounded
@@ -198,6 +199,22 @@ def _record(command: r.RecordRun, known: Snapshot | None) -> Questions:
             yield RunEvents(command.run, command.seen)
         if isinstance(command.then, Finish):
             yield from _finish(run, known)
+        elif isinstance(command.then, Continue):
+            yield from _continue(run, known)
+
+
+def _continue(run: Run, known: Snapshot | None) -> Questions:
+    """The inbox of a run, and the records of the keys of signals that it has read."""
+    events = RunEvents(run.id, 0)
+    yield events
+    yield RegisteredWorkers()
+    first, last, _ = (1, 0, 0) if run.remembered is None else run.remembered.parts
+    yield RecordAt(SIGNAL_KEY_PAGE.name, page_key(run.id, last + 1))
+    for event in _look(known, events) or ():  # type: ignore[attr-defined]
+        if event.kind == "signal" and event.key:
+            yield RecordAt(SIGNAL_KEY.name, record_key(run.id, event.key))
+    if first < last:
+        yield RecordAt(SIGNAL_KEY_PAGE.name, page_key(run.id, first))
 
 
 def _finish(run: Run, known: Snapshot | None) -> Questions:
@@ -312,6 +329,9 @@ def _one_run(command: ONE_RUN, known: Snapshot | None) -> Questions:
     yield RegisteredWorkers()
     if isinstance(command, r.PostEvent) and command.event.key:
         yield EventByKey(command.run, command.event.key)
+        known_run = _look(known, RunById(command.run))
+        if isinstance(known_run, Run) and known_run.remembered is not None:
+            yield RecordAt(SIGNAL_KEY.name, record_key(command.run, command.event.key))
     if isinstance(command, r.ReadRun | r.WatchRun):
         yield Entries(command.run, whole=isinstance(command, r.ReadRun) and command.history)
         if isinstance(command, r.ReadRun) and command.history:

@@ -337,6 +337,10 @@ class RemoveEvents(msgspec.Struct, frozen=True):
     keys: tuple[str, ...]
 
 
+class ClearInbox(msgspec.Struct, frozen=True):
+    """Remove all events of an inbox, and their keys."""
+
+
 class NotedStart(msgspec.Struct, frozen=True):
     """A start for a group. Of those that are not later than `now` only the latest `limit.max` need be kept."""
 
@@ -345,6 +349,9 @@ class NotedStart(msgspec.Struct, frozen=True):
     run: str
     limit: Limit
     now: int
+
+
+InboxChange = AddEvent | RemoveEvents | ClearInbox
 
 
 class DanglingItem(msgspec.Struct, frozen=True):
@@ -363,7 +370,7 @@ class Changes:
         self.keys: dict[tuple[str, str], str] = {}
         """The ids of new runs by their idempotency keys; they are in `runs` too."""
         self.journals: dict[str, list[AppendEntries | TruncateJournal]] = {}
-        self.inboxes: dict[str, list[AddEvent | RemoveEvents]] = {}
+        self.inboxes: dict[str, list[InboxChange]] = {}
         self.locks: dict[str, LockRecord | None] = {}
         """None: the record is removed."""
         self.slots: dict[Address, Slot] = {}

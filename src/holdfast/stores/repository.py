@@ -21,10 +21,12 @@ from .index_moves import IndexMoves, arrivals, due_runs, members, runs_of
 from .questions import (
     AddEvent,
     AppendEntries,
+    ClearInbox,
     DanglingItem,
     Entries,
     EventByKey,
     GroupSize,
+    InboxChange,
     LatestArrivals,
     LatestStarts,
     LimitsOf,
@@ -197,7 +199,7 @@ class BatchRepository(BatchView):
         """Remove all entries but the first."""
         self._new.journals.setdefault(run, []).append(TruncateJournal(keep))
 
-    def _posts(self, run: str) -> Iterator[AddEvent | RemoveEvents]:
+    def _posts(self, run: str) -> Iterator[InboxChange]:
         yield from self.changes.inboxes.get(run, ())
         yield from self._new.inboxes.get(run, ())
 
@@ -212,7 +214,9 @@ class BatchRepository(BatchView):
         if stored is not None and stored.posted > after:
             events += self._ask(RunEvents(run, after))
         for post in posts:
-            if isinstance(post, RemoveEvents):
+            if isinstance(post, ClearInbox):
+                events = []
+            elif isinstance(post, RemoveEvents):
                 events = [event for event in events if event.number not in post.numbers]
             elif post.event.number > after:
                 events.append(post.event)
@@ -225,7 +229,9 @@ class BatchRepository(BatchView):
         if stored is not None:
             number = self._ask(EventByKey(run, key))
         for post in self._posts(run):
-            if isinstance(post, RemoveEvents):
+            if isinstance(post, ClearInbox):
+                number = None
+            elif isinstance(post, RemoveEvents):
                 number = None if number in post.numbers else number
             elif post.event.key == key and number is None:
                 number = post.event.number
@@ -243,6 +249,10 @@ class BatchRepository(BatchView):
             keys = tuple(event.key for event in gone if event.key)
             unpost = RemoveEvents(frozenset(event.number for event in gone), keys)
             self._new.inboxes.setdefault(run, []).append(unpost)
+
+    def clear_inbox(self, run: str) -> None:
+        """Remove all events; the next one that is written has the number 1."""
+        self._new.inboxes.setdefault(run, []).append(ClearInbox())
 
     # -- workers, locks, slots ------------------------------------------------------------------------------
 

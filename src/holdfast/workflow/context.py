@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, overload
 import msgspec
 
 from ..errors import InvalidOption, InvalidValue, InvalidWorkflow, NotInWorkflow
-from ..rules.runs.record import NewRun, Scalar, workflow_of
+from ..rules.runs.record import NewRun, Scalar, generation_id, workflow_of
 from ..rules.slot import Address
 from ..runtime.codec import encode_value
 from ..state.compare_and_swap import Decide
@@ -25,7 +25,7 @@ from .context_locks import ContextLocks
 from .context_state import RunStates
 from .definition import ONCE, Retry, Step, Workflow, checked_name, checked_retry, current_context, step_of
 from .limits import places_of
-from .start import checked_attributes
+from .start import checked_attributes, checked_run_id
 
 if TYPE_CHECKING:
     from .replay import Replay
@@ -38,16 +38,20 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class StepInfo(msgspec.Struct, frozen=True):
-    """What a step knows about itself. The idempotency key is the same in every attempt of this step of this run."""
+    """What a step knows about itself. Its idempotency key is the same in every attempt of this step.
+
+    From the second generation of the run on, the key contains the generation: `order-7~2:charge`.
+    """
 
     run_id: str
     step_id: str
     attempt: int
+    generation: int = 1
 
     @property
     def idempotency_key(self) -> str:
         """Give this to the service that executes an effect, so that the effect happens once."""
-        return f"{self.run_id}:{self.step_id}"
+        return f"{generation_id(self.run_id, self.generation)}:{self.step_id}"
 
 
 _current_step: ContextVar[StepInfo | None] = ContextVar("holdfast_step", default=None)
@@ -129,6 +133,7 @@ class Context(ContextLocks):
         self.run_id = code.run.id
         self.workflow_name = workflow_of(code.run.type)
         self.attempt = code.attempt
+        self.generation = code.run.generation
         self.log = ReplayLogger(logging.getLogger("holdfast.run"), code)
         self.state = RunStates(code, self._change_state)
 
@@ -371,8 +376,9 @@ class Context(ContextLocks):
         if not isinstance(workflow, Workflow):
             raise InvalidOption(f"{workflow!r} is no workflow: a child is started by its function, made by @workflow")
         place = self._next_id(workflow.name)
-        own = marked(f"{self.run_id}/{place}", self.attempt)  # a later attempt may give it another input
-        child = checked_key(own if id is None else id, what="run id")
+        run = generation_id(self.run_id, self.generation)
+        own = marked(f"{run}/{place}", self.attempt)  # a later attempt may give it another input
+        child = own if id is None else checked_run_id(id)
         what = f"the input of {workflow.name!r}"
         value = workflow.given(input)
         text = encode_value(value, workflow.input_type, what=what, max_bytes=self._code.max_bytes)
@@ -380,7 +386,7 @@ class Context(ContextLocks):
             id=child,
             type=workflow.type,
             input=text,
-            request=f"{self.run_id}:{place}",
+            request=f"{run}:{place}",
             parent=self.run_id,
             root=self._code.run.root,
             places=places_of(workflow.terms, workflow.name, workflow.limits, text, workflow.input_type),

@@ -58,7 +58,7 @@ class Driver:
         self.became_idle = asyncio.Event()
         self._code = Replay(claim.run, workflow, self, max_bytes=host.max_bytes, transactional=host.transactional)
         self._recorder = Recorder(host, self._code, claim.run, self._recorded, self._refused)
-        self._steps = StepRunner(host, claim.run.id, self._step_reported, self._flush)
+        self._steps = StepRunner(host, claim.run, self._step_reported, self._flush)
         self._slots = DriverState(host, self._steps)
         self._driver_locks = DriverLocks(host, claim.run, self._deliver_made, self._advance)
         self._children = Children(host, self._code, self._children_settled, self._refused)

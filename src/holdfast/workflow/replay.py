@@ -13,7 +13,7 @@ from contextvars import copy_context
 from typing import Any, Protocol
 
 from ..errors import HoldfastError, InvalidValue, NonDeterminismError, NotInWorkflow, WorkflowFailed
-from ..rules.runs.record import End, NewRun, Run, RunEvent, Scalar
+from ..rules.runs.record import End, NewRun, Run, RunEvent, Scalar, generation_id
 from ..runtime.codec import decode_value, output_of
 from . import journal as j
 from .attempts import is_marked
@@ -154,7 +154,9 @@ class Replay:
 
     def _begin(self, text: str) -> None:
         run = self.run
-        context = Context(self, seed=f"{run.id}:{run.request}:{run.created_at}:{self.attempt}")
+        context = Context(
+            self, seed=f"{generation_id(run.id, run.generation)}:{run.request}:{run.created_at}:{self.attempt}"
+        )
         try:
             value = self.workflow.read_input(text, what=f"the input of the run {run.id!r}")
         except InvalidValue:

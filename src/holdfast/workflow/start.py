@@ -6,6 +6,7 @@ counted, and is sent again.
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Mapping
 from typing import Any
@@ -36,6 +37,7 @@ from ..validation import checked_key
 from .definition import Workflow
 from .limits import checked_priority, exceeded, places_of
 
+_GENERATION = re.compile(r"~[0-9]+$")
 LOOK_FOR_WORKERS = 30.0
 """Seconds after which a start checks again whether a worker knows the workflow."""
 TERMS_CHANGE = 10
@@ -84,7 +86,7 @@ class RunStarter:
         else:
             raise InvalidOption(f"{workflow!r} is no workflow: decorate it with @workflow, or give its name")
         return NewRun(
-            id=secrets.token_hex(8) if id is None else checked_key(id, what="run id"),
+            id=secrets.token_hex(8) if id is None else checked_run_id(id),
             type=kind,
             input=text,
             request=secrets.token_hex(8),
@@ -258,6 +260,16 @@ def _started(new: NewRun, outcome: Outcome) -> Started:
         )
     assert isinstance(outcome, Started)  # noqa: S101
     return outcome
+
+
+def checked_run_id(id: str) -> str:
+    """The id of a run that is to be started. An id such as `order-7~2` is that of a generation of `order-7`."""
+    if _GENERATION.search(checked_key(id, what="run id")):
+        raise InvalidOption(
+            f"the run id {id!r} ends in ~ and a number, as the ids of generations of a run do. Nothing was started. "
+            "Choose an id that does not end so."
+        )
+    return id
 
 
 def checked_attributes(attributes: Mapping[str, Scalar]) -> dict[str, Scalar]:

@@ -19,6 +19,7 @@ import msgspec
 from ..commands.runs import RecordRun
 from ..errors import InvalidValue, StepTimeout
 from ..rules.lock_outcomes import Outcome
+from ..rules.runs.record import Run
 from ..runtime.codec import encode_value
 from . import journal as j
 from .context import StepCall, StepInfo, step_scope
@@ -38,8 +39,8 @@ class TransactionResult(NamedTuple):
 class StepRunner:
     """The steps of one run that are running in this process."""
 
-    def __init__(self, host: DriverHost, run_id: str, report: Report, settled: Callable[[], None]) -> None:
-        self._host, self._run_id, self._report, self._settled = host, run_id, report, settled
+    def __init__(self, host: DriverHost, run: Run, report: Report, settled: Callable[[], None]) -> None:
+        self._host, self._run, self._report, self._settled = host, run, report, settled
         self.running: set[StepCall] = set()
 
     def begin(self, call: StepCall) -> None:
@@ -50,7 +51,7 @@ class StepRunner:
         function = self._host.body_of(call)
         body = partial(function, *call.args, **call.options)
         scope = copy_context()
-        scope.run(step_scope, StepInfo(self._run_id, call.id, call.attempts))
+        scope.run(step_scope, self._info(call))
         self.running.add(call)
         if is_async(function):
             call.running = self._host.spawn(_without_exit(body) if call.timeout is None else _timed(body, call), scope)
@@ -63,7 +64,7 @@ class StepRunner:
     def transact(self, call: StepCall, record: RecordRun, done: Callable[[StepCall, TransactionResult], None]) -> None:
         """Begin an attempt of a transaction. Its journal entry is committed together with its writes."""
         scope = copy_context()
-        scope.run(step_scope, StepInfo(self._run_id, call.id, call.attempts))
+        scope.run(step_scope, self._info(call))
         entries: list[j.StepDone] = []
 
         def work(connection: Any) -> RecordRun:
@@ -77,6 +78,9 @@ class StepRunner:
             done(call, TransactionResult(answer, entries[0] if entries else None))
 
         self._host.transact(work, scope).add_done_callback(answered)
+
+    def _info(self, call: StepCall) -> StepInfo:
+        return StepInfo(self._run.id, call.id, call.attempts, self._run.generation)
 
     def stop(self) -> None:
         """Cancel the steps, and ignore the results of those that cannot be stopped."""

@@ -96,6 +96,19 @@ class Block(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
         return not self.poisoned or (opened > self.since and now >= self.since + pause_after(self))
 
 
+class RememberedKeys(msgspec.Struct, frozen=True, array_like=True):
+    """The pages `first` to `last` list `count` keys of signals that earlier generations of a run have read."""
+
+    first: int
+    last: int
+    count: int
+
+    @property
+    def parts(self) -> tuple[int, int, int]:
+        """The three numbers."""
+        return self.first, self.last, self.count
+
+
 def pause_after(block: Block) -> int:
     """Microseconds until a blocked run is tried again: the pauses grow with the number of tries."""
     longest = LONGEST_POISON_PAUSE if block.poisoned else LONGEST_BLOCK_PAUSE
@@ -112,7 +125,9 @@ class Run(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     or waits for, `waits` those whose record does not list it. `stuck` is set if the last record reported that only a
     lock or the end of a child can let the run continue, and that record itself granted or refused nothing. `block` is
     set while the run is blocked; `blocked_for` is how long it was blocked before, which its timeout does not count.
-    `code` is the version of the engine that claimed it last.
+    `code` is the version of the engine that claimed it last. `generation` counts the histories that this id has had:
+    `length`, `posted` and `claims` are about the current one. `remembered` is what is kept of the keys of signals that
+    earlier generations have read.
     """
 
     id: str
@@ -146,6 +161,8 @@ class Run(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     block: Block | None = None
     blocked_for: int = 0
     code: str = ""
+    generation: int = 1
+    remembered: RememberedKeys | None = None
 
     @property
     def workflow(self) -> str:
@@ -202,7 +219,20 @@ class Finish(msgspec.Struct, frozen=True, tag="finish"):
     result: str
 
 
-Ending = Park | Finish
+class Continue(msgspec.Struct, frozen=True, tag="continue"):
+    """Begin a new generation: the history is replaced by this input and this entry.
+
+    `keep` are the events that the generation has not read: they stay, in their order, and are numbered anew. All others
+    are removed. The locks with the numbers `locks` stay with the run.
+    """
+
+    input: str
+    entry: str
+    keep: tuple[int, ...] = ()
+    locks: tuple[int, ...] = ()
+
+
+Ending = Park | Finish | Continue
 
 
 class WorkerRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -317,6 +347,15 @@ def new_fence(run: Run | None, now: int) -> int:
     return now if run is None else max(run.fence + 1, now)
 
 
+def generation_id(run: str, generation: int) -> str:
+    """The id of a run in one generation, for ids and keys that must differ from those of its other generations.
+
+    >>> generation_id("order-7", 1), generation_id("order-7", 2)
+    ('order-7', 'order-7~2')
+    """
+    return run if generation == 1 else f"{run}~{generation}"
+
+
 def at_once(now: int) -> int:
     """The due time of a run that is due from now on, even if the clock is set back."""
     return now - LONG_AGO
@@ -420,7 +459,7 @@ def recorded(
     )
     if then is None or run.posted > seen:
         return run, then is None
-    if isinstance(then, Finish):
+    if isinstance(then, Finish | Continue):
         return run, True
     due_at = at_once(now) if then.due_at is not None and then.due_at <= now else then.due_at
     return replace(run, status="suspended", worker="", due_at=due_at), True
@@ -441,6 +480,32 @@ def finished(run: Run, now: int, end: Finish) -> Run:
         waits=(),
         stuck=None,
         block=None,
+    )
+
+
+def continued(run: Run, now: int, *, posted: int, locks: Locks, remembered: RememberedKeys | None) -> Run:
+    """The record of a run that begins its next generation, with nothing but an input: any worker may claim it.
+
+    The worker that claims it decides the version of the workflow. It keeps its places in limits and its watchers.
+    """
+    return replace(
+        run,
+        type=f"{run.workflow}{ANY_VERSION}",
+        status="pending",
+        worker="",
+        fence=new_fence(run, now),
+        generation=run.generation + 1,
+        due_at=at_once(now),
+        started_at=now,
+        length=2,
+        posted=posted,
+        claims=0,
+        crashes=0,
+        locks=locks,
+        waits=(),
+        stuck=None,
+        blocked_for=0,
+        remembered=remembered,
     )
 
 

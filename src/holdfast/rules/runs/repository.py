@@ -74,6 +74,9 @@ class RunRepository(Protocol):
     def unpost(self, run: str, numbers: Iterable[int]) -> None:
         """Remove events; the numbers of the others stay."""
 
+    def clear_inbox(self, run: str) -> None:
+        """Remove all events; the next one that is written has the number 1."""
+
     def due(self, type: str, now: int, limit: int) -> Sequence[Run]:
         """The due runs of a type: up to `limit` that are due at once, and as many by time; each by age, id."""
 

@@ -18,6 +18,7 @@ from . import record as rule
 from . import tree
 from .admission import cancel, enter, finish
 from .blocking import may_claim, poisoned
+from .generations import begin_next
 from .helpers import can_drive, free, holder_of, is_alive, wake
 from .helpers import post as post_to
 from .limits import LimitVerdict, WorkflowLimits
@@ -39,8 +40,9 @@ from .outcomes import (
     WorkerList,
     WorkerRegistered,
 )
-from .record import Block, Ending, Finish, NewRun, Run, RunEvent, Scalar, WorkerRecord
+from .record import Block, Continue, Ending, Finish, NewRun, Run, RunEvent, Scalar, WorkerRecord
 from .repository import RunRepository
+from .signal_keys import is_remembered
 
 ORPHANS_AT_ONCE = 1_000
 """How many runs of crashed workers one claim releases, at most."""
@@ -202,6 +204,9 @@ def record(
     )
     if done and isinstance(then, Finish):
         woken += finish(repo, now, after, then)
+    elif done and isinstance(then, Continue):
+        woken += begin_next(repo, now, after, then)
+        return Recorded(done=True, taken=taken, limited=limited, answers=answers, events=(), now=now, woken=woken)
     else:
         repo.save(after)
         woken += () if after.worker else wake(repo, now, after)
@@ -215,6 +220,8 @@ def post(repo: RunRepository, now: int, run: str, event: RunEvent) -> Outcome:
     before = repo.run(run)
     if before is not None and event.key and (number := repo.event_with_key(run, event.key)) is not None:
         return Posted(number=number, fresh=False, run=before)
+    if before is not None and event.key and is_remembered(repo, before, event.key):
+        return Posted(number=0, fresh=False, run=before)
     if before is None or not before.living:
         return RunRefused(run=before)
     return cancel(repo, now, before, event) if event.kind == "cancel" else post_to(repo, now, before, event)

@@ -110,6 +110,10 @@ class MemoryRunRepository:
         if gone and run in self._inboxes:
             self._inboxes[run] = [event for event in self._inboxes[run] if event.number not in gone]
 
+    def clear_inbox(self, run: str) -> None:
+        """Remove all events; the next one that is written has the number 1."""
+        self._inboxes.pop(run, None)
+
     def due(self, type: str, now: int, limit: int) -> Sequence[Run]:
         """The due runs of a type: up to `limit` that are due at once, and as many by time; each by age, id."""
         due = self._due.get(type, [])

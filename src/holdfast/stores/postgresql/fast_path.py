@@ -21,7 +21,7 @@ from ...commands.runs import RecordRun, StartRun
 from ...rules.lock_outcomes import Granted, Outcome, Released, Renewed
 from ...rules.runs import record as rule
 from ...rules.runs.outcomes import Recorded, Started
-from ...rules.runs.record import Ending, Finish, NewRun, Park
+from ...rules.runs.record import Continue, Finish, NewRun, Park
 from .. import batch_cost
 from ..native_fields import KnownFields
 from .answers import encoded
@@ -103,13 +103,14 @@ def _record(command: RecordRun) -> Sequence[Any] | None:
     numbers = (command.fence, command.at, command.seen)
     if not _texts(command.run, command.request, *command.entries) or not all(type(n) is int for n in numbers):
         return None
-    if command.then is not None and not _known.cover(command.then):
+    then = command.then
+    if isinstance(then, Continue) or (then is not None and not _known.cover(then)):
         return None
     sent = (command.run, command.fence, command.at, command.request, command.seen, command.entries)
-    return sent if command.then is None else (*sent, _then(command.then))
+    return sent if then is None else (*sent, _then(then))
 
 
-def _then(then: Ending) -> tuple[object, ...]:
+def _then(then: Park | Finish) -> tuple[object, ...]:
     return ("finish", then.status, then.result) if isinstance(then, Finish) else ("park", then.due_at)
 
 

@@ -21,7 +21,10 @@ COLUMNS = (
     "key", "parent", "started_at", "ended_at", "result", "attributes", "watchers",
 )  # fmt: skip
 """The fields of a run that are columns, under the same names."""
-HARMLESS = frozenset({"request", "root", "places", "priority", "arrival", "cancelling", "locks", "code", "blocked_for"})
+HARMLESS = frozenset({
+    "request", "root", "places", "priority", "arrival", "cancelling", "locks", "code", "blocked_for", "generation",
+    "remembered",
+})  # fmt: skip
 """Other fields that the native form of `RecordRun` need not read; the end of a run reads its limit keys and locks."""
 SESSION = "session"
 """The field that ties a grant to a session (advisory=true)."""

@@ -24,6 +24,7 @@ from ..questions import (
     AddEvent,
     AppendEntries,
     Changes,
+    ClearInbox,
     LockByKey,
     NotedStart,
     Question,
@@ -78,6 +79,12 @@ DELETE FROM holdfast.events AS o USING jsonb_to_recordset($2::jsonb) AS n(run te
  CROSS JOIN LATERAL (SELECT e.ctid AS spot FROM holdfast.events AS e
                       WHERE e.namespace = $1 AND e.run = n.run AND e.number = n.number LIMIT 1) AS x
  WHERE o.ctid = x.spot
+"""
+CLEAR_INBOXES = """
+DELETE FROM holdfast.events AS o WHERE o.ctid = ANY (ARRAY(
+    SELECT x.spot FROM jsonb_to_recordset($2::jsonb) AS n(run text) CROSS JOIN LATERAL (
+        SELECT e.ctid AS spot FROM holdfast.events AS e
+         WHERE e.namespace = $1 AND e.run = n.run OFFSET 0) AS x))
 """
 ADD_EVENTS = """
 INSERT INTO holdfast.events
@@ -241,11 +248,15 @@ class PostgresWriter:
     def _write_inboxes(self, changes: Changes) -> None:
         gone: list[dict[str, object]] = []
         added: list[dict[str, object]] = []
+        cleared: list[dict[str, object]] = []
         for run, posts in sorted(changes.inboxes.items()):
             events = {}
             for post in posts:
                 if isinstance(post, AddEvent):
                     events[post.event.number] = post.event
+                elif isinstance(post, ClearInbox):
+                    events = {}
+                    cleared.append({"run": run})
                 else:
                     events = {number: event for number, event in events.items() if number not in post.numbers}
                     gone += [{"run": run, "number": number} for number in sorted(post.numbers)]
@@ -253,6 +264,7 @@ class PostgresWriter:
                 {"run": run, "number": event.number, "key": event.key, "event": event_text(event)}
                 for event in events.values()
             ]
+        self._send(CLEAR_INBOXES, cleared)
         self._send(DROP_EVENTS, gone)
         self._send(ADD_EVENTS, added)
 

@@ -275,7 +275,9 @@ class RedisWriter:
         layout = self._layout
         for run, steps in changes.journals.items():
             for step in steps:
-                if isinstance(step, q.TruncateJournal):
+                if isinstance(step, q.TruncateJournal) and step.keep == 0:
+                    yield ["DEL", layout.journal(run)]  # the end -1 of LTRIM would be the last entry
+                elif isinstance(step, q.TruncateJournal):
                     yield ["LTRIM", layout.journal(run), "0", str(step.keep - 1)]
                 else:
                     yield from (["RPUSH", layout.journal(run), *some] for some in _chunks(step.entries))
@@ -285,6 +287,8 @@ class RedisWriter:
                     yield ["RPUSH", layout.inbox(run), text(post.event)]
                     if post.event.key:
                         yield ["HSET", layout.inbox_keys(run), post.event.key, str(post.event.number)]
+                elif isinstance(post, q.ClearInbox):
+                    yield ["DEL", layout.inbox(run), layout.inbox_keys(run)]
                 else:
                     yield from (["LSET", layout.inbox(run), str(number - 1), ""] for number in sorted(post.numbers))
                     yield from (["HDEL", layout.inbox_keys(run), *some] for some in _chunks(tuple(post.keys)))

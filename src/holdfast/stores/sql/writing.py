@@ -287,13 +287,18 @@ class Writing:
         for run, posts in sorted(changes.inboxes.items()):
             events = {}
             gone: list[int] = []
+            cleared = False
             for post in posts:
                 if isinstance(post, q.AddEvent):
                     events[post.event.number] = post.event
+                elif isinstance(post, q.ClearInbox):
+                    events, cleared = {}, True
                 else:
                     events = {number: event for number, event in events.items() if number not in post.numbers}
                     gone += sorted(post.numbers)
-            if gone:
+            if cleared:
+                self._delete(self._tables.events, self._is("run", run))
+            elif gone:
                 self._delete(self._tables.events, f"{self._is('run', run)} AND number IN {listing(map(str, gone))}")
             for event in events.values():
                 key = digest(event.key) if event.key else None

@@ -69,6 +69,7 @@ ENTRIES = "SELECT entry FROM journal WHERE namespace = ? AND run = ? ORDER BY nu
 CUT = "DELETE FROM journal WHERE namespace = ? AND run = ? AND number >= ?"
 POST = "INSERT INTO events (namespace, run, number, key, event) VALUES (?, ?, ?, ?, ?)"
 UNPOST = "DELETE FROM events WHERE namespace = ? AND run = ? AND number = ?"
+CLEAR_INBOX = "DELETE FROM events WHERE namespace = ? AND run = ?"
 EVENTS = "SELECT event FROM events WHERE namespace = ? AND run = ? AND number > ? ORDER BY number"
 EVENT_WITH_KEY = "SELECT number FROM events WHERE namespace = ? AND run = ? AND key = ?"
 DUE = "SELECT record FROM runs WHERE namespace = ? AND type = ? AND due_at BETWEEN ? AND ? ORDER BY due_at, id"
@@ -300,6 +301,11 @@ class SqliteRunRepository(SqliteLimits):
         """Remove events; the numbers of the others stay."""
         self.changed = True
         self._db.executemany(UNPOST, [(self._namespace, run, number) for number in numbers])
+
+    def clear_inbox(self, run: str) -> None:
+        """Remove all events; the next one that is written has the number 1."""
+        self.changed = True
+        self._db.execute(CLEAR_INBOX, (self._namespace, run))
 
     def due(self, type: str, now: int, limit: int) -> Sequence[Run]:
         """The due runs of a type: up to `limit` that are due at once, and as many by time; each by age, id."""
