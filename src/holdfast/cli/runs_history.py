@@ -54,6 +54,9 @@ def history_of(claim: Claim) -> list[dict[str, Any]]:  # noqa: C901, PLR0912  (a
                 kind, value = "again", _failure(entry.error, None)
             case j.AttemptBegun():
                 kind = "attempt begun"
+            case j.Continued():
+                kind, name = "continued", "the workflow asked for it" if entry.because == "asked" else "unread signals"
+                value = [lock.key for lock in entry.locks] or None
             case j.Patched():
                 kind, name = "patch", entry.name
         found.append({"at": time_of(entry.at), "kind": kind, "name": name, "value": value})

@@ -45,6 +45,7 @@ P = ParamSpec("P")
 Q = ParamSpec("Q")
 
 UnreadableInput = Literal["block", "fail"]
+OnUnread = Literal["keep", "continue", "fail"]
 
 current_context: ContextVar[Context | None] = ContextVar("holdfast_context", default=None)
 """The context of the run whose code is running; None in step bodies and everywhere else."""
@@ -122,6 +123,7 @@ class Workflow(Generic[I, O]):
         rate: Rate | Sequence[Rate] | None = None,
         unreadable_input: UnreadableInput = "block",
         upgrade: Callable[[Any], Any] | None = None,
+        on_unread: OnUnread = "keep",
     ) -> None:
         if not inspect.iscoroutinefunction(function):
             raise InvalidWorkflow(
@@ -148,6 +150,9 @@ class Workflow(Generic[I, O]):
         if unreadable_input not in get_args(UnreadableInput):
             raise InvalidOption(f'unreadable_input={unreadable_input!r} is neither "block" nor "fail"')
         self.unreadable_input = unreadable_input
+        if on_unread not in get_args(OnUnread):
+            raise InvalidOption(f'on_unread={on_unread!r} is none of "keep", "continue" and "fail"')
+        self.on_unread: OnUnread = on_unread
         self.limits, self.terms = terms_of(concurrency, rate)
         self.takes_input = len(parameters) == 2  # noqa: PLR2004  (the context and the input)
         hints = hints_of(function)
@@ -372,6 +377,7 @@ def workflow(
     rate: Rate | Sequence[Rate] | None = None,
     unreadable_input: UnreadableInput = "block",
     upgrade: Callable[[Any], Any] | None = None,
+    on_unread: OnUnread = "keep",
 ) -> _WorkflowMaker: ...
 def workflow(
     name: Any = None,
@@ -383,6 +389,7 @@ def workflow(
     rate: Rate | Sequence[Rate] | None = None,
     unreadable_input: UnreadableInput = "block",
     upgrade: Callable[[Any], Any] | None = None,
+    on_unread: OnUnread = "keep",
 ) -> Any:
     """Make a workflow of an async function `(ctx, input)`, with or without parentheses.
 
@@ -391,6 +398,8 @@ def workflow(
     `upgrade` is a function for inputs that older code has stored: it is given the plain JSON value of an input that
     cannot be read as the input's type, and returns an instance of the type, or plain data that is read as the type. It
     is called on every replay, so it must always return the same.
+    `on_unread` is what happens when the function returns while signals are unread: they are kept and shown ("keep"),
+    the run begins a new generation with them and the same input ("continue"), or it fails ("fail").
 
     >>> @workflow
     ... async def greet(ctx, name: str) -> str:
@@ -406,6 +415,7 @@ def workflow(
         "rate": rate,
         "unreadable_input": unreadable_input,
         "upgrade": upgrade,
+        "on_unread": on_unread,
     }
     if name is None or isinstance(name, str):
         return _WorkflowMaker(name=name, **options)

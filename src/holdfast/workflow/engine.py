@@ -399,10 +399,13 @@ class Engine(AsyncRunQueries, AsyncOnly):
         before = await self._run(queries.get(run_id))
         driver = worker.drivers.get(run_id)
         if driver is None and before.living:
-            for driver in await worker.claim(limit=1, runs=(run_id,)):
-                await at_rest(driver)
-        elif driver is not None:
+            driver = next(iter(await worker.claim(limit=1, runs=(run_id,))), None)
+        while driver is not None:
             await at_rest(driver)
+            again = driver.left == "continued"  # its next generation may have been claimed by another worker
+            driver = worker.drivers.get(run_id) if again else None
+            if again and driver is None:
+                driver = next(iter(await worker.claim(limit=1, runs=(run_id,))), None)
         return await self._run(queries.get(run_id))
 
     async def sweep(self, limit: int = SWEEP) -> int:

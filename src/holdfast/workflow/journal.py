@@ -7,6 +7,7 @@ state. `at` is the time of the delivery on the store's clock, and the time of th
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -156,6 +157,29 @@ class AttemptBegun(Entry, frozen=True, tag="attempt-begun", kw_only=True):
     seen: int
 
 
+class CarriedLock(msgspec.Struct, frozen=True, array_like=True):
+    """A lock that the run has kept from an earlier generation: the number of its request, its key and its kind."""
+
+    number: int
+    key: str
+    kind: str
+
+
+class Continued(Entry, frozen=True, tag="continued", kw_only=True):
+    """The second entry of a generation that follows another one. It delivers nothing.
+
+    `because` the workflow asked for it, or returned with unread signals. `signals` are the events with which the
+    generation begins, `children` those that earlier generations have started and that had not ended. The numbers of its
+    requests for locks are higher than `first_lock`, except for `locks`, which keep theirs.
+    """
+
+    because: Literal["asked", "unread"] = "asked"
+    signals: tuple[int, ...] = ()
+    children: tuple[str, ...] = ()
+    locks: tuple[CarriedLock, ...] = ()
+    first_lock: int = 0
+
+
 class Patched(Entry, frozen=True, tag="patch", kw_only=True):
     """The run takes the new branch of `ctx.patched(name)`. It delivers nothing."""
 
@@ -179,9 +203,11 @@ AnyEntry = (
     | Left
     | BegunAgain
     | AttemptBegun
+    | Continued
     | Patched
 )
 
+_CONTINUED = '{"kind":"continued",'
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(AnyEntry)
 # In a fixed order: the order of a set of strings differs from process to process.
@@ -203,6 +229,20 @@ def decode_entry(text: str) -> AnyEntry:
             "newer version of Holdfast: then upgrade this process."
         ) from error
     return entry
+
+
+def continued_entry(texts: Sequence[str]) -> Continued | None:
+    """The entry with which a generation after the first one begins, read from its journal."""
+    if len(texts) < 2 or not texts[1].startswith(_CONTINUED):  # noqa: PLR2004
+        return None
+    entry = decode_entry(texts[1])
+    assert isinstance(entry, Continued)  # noqa: S101  (by its tag)
+    return entry
+
+
+def beginning(texts: Sequence[str]) -> int:
+    """How many entries a journal begins with before anything has happened: the input, and how it came about."""
+    return 1 if continued_entry(texts) is None else 2
 
 
 class Ended(msgspec.Struct, frozen=True):

@@ -64,6 +64,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A run as it was when it was read. `holder` is the worker that drives it; it holds or waits for `locks`.
 
     `code` is the version of the engine that drove it last; `blocked` says why no code that was tried can continue it.
+    `generation` counts the histories that it has had: `started_at` and `entries` are about the current one.
     """
 
     id: str
@@ -84,6 +85,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     error: j.Failure | None = None
     code: str | None = None
     blocked: BlockInfo | None = None
+    generation: int = 1
 
     @property
     def living(self) -> bool:
@@ -222,7 +224,7 @@ class RunQueries(RunStarter):
         for child in {*children, *_left_behind(claim)}:
             yield from self._check_child(run_id, child)
         # A run that was restarted, and ended before its first record, must still look for children of its old history.
-        restarted = restart or (keep == 1 and run.last.startswith(RESTART))
+        restarted = restart or (keep == j.beginning(claim.entries) and run.last.startswith(RESTART))
         request = f"{RESTART if restarted else ''}{secrets.token_hex(8)}"
         outcome, _ = yield from send(
             ReviveRun(run=run_id, fence=run.fence, keep=keep, forget=forget, fresh=fresh, request=request)
@@ -243,7 +245,7 @@ class RunQueries(RunStarter):
 
     def _unblock(self, run: Run) -> Flow[RunInfo]:
         """Let a blocked run be tried at once."""
-        restarted = run.length == 1 and run.last.startswith(RESTART)  # the next driver must know it
+        restarted = run.last.startswith(RESTART)  # the next driver must know it
         request = f"{RESTART if restarted else ''}{secrets.token_hex(8)}"
         outcome, _ = yield from send(UnblockRun(run=run.id, fence=run.fence, request=request))
         if isinstance(outcome, Posted):
@@ -337,7 +339,7 @@ def cut(claim: Claim, *, restart: bool) -> tuple[int, tuple[int, ...], tuple[str
     attempts = [entry.seen for entry in entries[first:] if isinstance(entry, j.AttemptBegun)]
     if restart:
         read = [entry.event for entry in entries if isinstance(entry, j.Signalled)]
-        return 1, tuple(sorted({*stale, *read, *ends})), ()
+        return j.beginning(claim.entries), tuple(sorted({*stale, *read, *ends})), ()
     if begun == len(entries):  # in the pause between two attempts
         return begun + 1, tuple(stale), ()
     earlier = attempts[-1] if attempts else 0
@@ -346,7 +348,7 @@ def cut(claim: Claim, *, restart: bool) -> tuple[int, tuple[int, ...], tuple[str
     keep = _before_open_locks(entries, _before_failure(entries, failed))
     failed -= {entry.event for entry in entries[:keep] if isinstance(entry, j.ChildEnded)}
     again = [ends[number].name for number in sorted(failed)]
-    return keep + 1, (*stale, *sorted(failed)), tuple(dict.fromkeys([*again, *left]))
+    return max(keep + 1, j.beginning(claim.entries)), (*stale, *sorted(failed)), tuple(dict.fromkeys([*again, *left]))
 
 
 def _left_behind(claim: Claim) -> list[str]:
@@ -448,6 +450,7 @@ def info(run: Run, holder: str = "") -> RunInfo:
         error=j.read_failure(run.result or "") if failed else None,
         code=run.code or None,
         blocked=None if run.block is None else _block_info(run.block),
+        generation=run.generation,
     )
 
 

@@ -18,6 +18,7 @@ from ..runtime.codec import decode_value, output_of
 from . import journal as j
 from .attempts import is_marked
 from .context import Context, SlotWork, StepCall
+from .continuing import ContinueAsNew
 from .definition import Workflow, current_context
 from .failures import step_failed
 from .loop import WorkflowLoop
@@ -32,6 +33,20 @@ MAX_CHILDREN_NAMED = 999
 """A run that waits for more children at once does not report them: it is not part of the search for deadlocks."""
 LOCK_EVENTS = ("lock", "deadlock")
 """Events that only mean that a lock must be requested again."""
+
+
+DELIVERING = (
+    j.StepDone,
+    j.StepLost,
+    j.TimerEnded,
+    j.Signalled,
+    j.ChildEnded,
+    j.CancelAsked,
+    j.LockGranted,
+    j.LockRefused,
+    j.LockLost,
+)
+"""The entries that the code receives. All others are notes, which a driver may write at another place."""
 
 
 class RunLeft(BaseException):
@@ -92,6 +107,12 @@ class Replay:
         self.input_unreadable = False
         self._unread: set[str] = set()  # what the code could not read when it first received it
         self._unfit: InvalidValue | None = None  # the code cannot read what it could read before
+        self.continued: j.Continued | None = None
+        """How this generation began; None in the first one."""
+        self.continuing: ContinueAsNew | None = None
+        """Set when the code has asked for its next generation: it begins nothing more."""
+        self.delivered = 1
+        """How many entries of this generation were delivered, its input included."""
         self.preface: j.Begun | None = None  # written before the first entry that is recorded
         self.end_as: End | None = None
         self.stop_at: int | None = None  # the end of the grace period after a cancel
@@ -111,6 +132,7 @@ class Replay:
     def replay(self, texts: tuple[str, ...], events: tuple[RunEvent, ...]) -> None:
         """Begin the code, and deliver its history. The first entry is the input."""
         entries = [j.decode_entry(text) for text in texts[1:]]
+        self.continued, self.continuing, self.delivered = j.continued_entry(texts), None, 1
         again = [index for index, entry in enumerate(entries) if isinstance(entry, j.BegunAgain)]
         start = again[-1] + 1 if again else 0
         self.attempt = 1 + len(again)
@@ -185,6 +207,7 @@ class Replay:
     def deliver(self, entry: j.AnyEntry) -> None:  # noqa: PLR0912  (one for each kind of entry)
         """Deliver an entry to the code, and run the code until it waits again."""
         self.loop.now = max(self.loop.now, entry.at)
+        self.delivered += isinstance(entry, DELIVERING)
         match entry:
             case j.StepDone():
                 call = self._call_of(entry.id, entry.args)
@@ -202,7 +225,7 @@ class Replay:
                     raise self._differs(
                         f"the child {entry.id!r} was refused", f"the children {sorted(self._child_waits)}"
                     )
-            case j.Begun() | j.Left() | j.AttemptBegun() | j.Unread() | j.Patched():
+            case j.Begun() | j.Left() | j.AttemptBegun() | j.Unread() | j.Patched() | j.Continued():
                 return
             case j.Attempted():
                 self.tries[entry.id] = entry
@@ -286,8 +309,17 @@ class Replay:
 
     @property
     def children(self) -> tuple[str, ...]:
-        """The children that are not known to have ended."""
+        """The children that this generation has started and that are not known to have ended."""
         return tuple(self._children)
+
+    @property
+    def living_children(self) -> tuple[str, ...]:
+        """All children that are not known to have ended, also those of earlier generations."""
+        return tuple(dict.fromkeys((*self._inherited, *self._children)))
+
+    @property
+    def _inherited(self) -> tuple[str, ...]:
+        return () if self.continued is None else self.continued.children
 
     def refuse_child(self, id: str, why: HoldfastError) -> None:
         """The child was not started: its id is that of another run, or a limit refused it."""
@@ -311,6 +343,8 @@ class Replay:
                 "a thread. Do this in the workflow, and pass values to the step as arguments; current_step() returns "
                 "the step's idempotency key."
             )
+        if self.continuing is not None:
+            raise self.continuing
 
     async def out(self) -> None:
         """Raise in code that awaits something after its run was left; code that ignores this is suspended for good."""
@@ -394,9 +428,17 @@ class Replay:
 
     def cancel_child(self, id: str) -> None:
         """Cancel a child, once."""
-        if id in self._children and id not in self._stopped and not self.over:
+        if self.over or self.continuing is not None or id in self._stopped:
+            return
+        if id in self._children or id in self._inherited:
             self._stopped.add(id)
             self._effects.cancel_child(id)
+
+    def continue_as_new(self, input: str) -> ContinueAsNew:
+        """The code asks for the next generation of its run, with this input."""
+        self.check()
+        self.continuing = ContinueAsNew(input)
+        return self.continuing
 
     def note(self, entry: j.AnyEntry) -> None:
         """Write an entry about something that the code did."""
@@ -473,7 +515,7 @@ class Replay:
         self.inbox.pop(entry.event, None)
         self.end_as = "cancelled" if entry.event else "timed_out"
         self.stop_at = entry.at + GRACE
-        for child in list(self._children):
+        for child in self.living_children:
             self.cancel_child(child)
         if self.root is not None:
             self.root.cancel()
