@@ -13,7 +13,7 @@ from ..rules.runs import record as rule
 from ..rules.runs.lock_queue import reader_of
 from ..rules.runs.locks import notify_offered
 from ..rules.runs.outcomes import Blocked, Claimed, Posted, Recorded, RunRefused, Started
-from ..rules.runs.record import Ending, Finish, NewRun, Park, Run, RunEvent, Scalar
+from ..rules.runs.record import Continue, Ending, Finish, NewRun, Park, Run, RunEvent, Scalar
 from ..rules.runs.repository import RunFilter
 from ..rules.slot import EMPTY_SLOT, Address, Conflict, Slot, SlotSeen, Swap
 from ..stores.common import decided_alone
@@ -164,7 +164,17 @@ class RunHistoryGenerator:
                 Finish("completed", '{"total":1.50}'),
                 Finish("failed", '{"type":"ValueError","message":"no"}'),
                 Finish("timed_out", "null"),
+                self._continue(),
             ]
+        )
+
+    def _continue(self) -> Ending:
+        pick = self.random
+        return Continue(
+            '"next é"',
+            '{"kind":"continued","at":1}',
+            keep=pick.choice([(), (1,), (1, 2, 3, 4)]),
+            locks=pick.choice([(), (1,), (1, 2)]),
         )
 
     def _record(self) -> r.RecordRun:

@@ -61,7 +61,7 @@ def signal(run: str = "r", name: str = "paid", key: str = "") -> r.PostEvent:
     return r.PostEvent(run=run, event=RunEvent(kind="signal", name=name, payload="7", key=key))
 
 
-NEED_WORKFLOWS = ("RunTests", "LimitTests", "RunLockTests", "RunQueueTests")
+NEED_WORKFLOWS = ("RunTests", "LimitTests", "RunLockTests", "RunQueueTests", "GenerationTests")
 """Classes whose tests are skipped on a store that cannot run workflows."""
 
 
