@@ -44,9 +44,9 @@ SUBPACKAGES = {
         "initial_lock_record",
     ],
     "holdfast.workflow": [
-        "Admission", "BlockInfo", "ChildHandle", "Concurrency", "Context", "Engine", "Rate", "ReplayReport", "Retry",
-        "RunHandle", "RunHistory", "RunInfo", "RunLease", "RunsPage", "Step", "StepInfo", "Workflow", "current_step",
-        "step", "workflow",
+        "Admission", "BlockInfo", "ChildHandle", "Concurrency", "Context", "ContinueAsNew", "Engine", "Rate",
+        "ReplayReport", "Retry", "RunHandle", "RunHistory", "RunInfo", "RunLease", "RunsPage", "Step", "StepInfo",
+        "Workflow", "current_step", "step", "workflow",
     ],
     "holdfast.fencing": [
         "AsyncFencedScript", "FenceCondition", "Fenced", "FencedScript", "fence_condition", "fenced_get", "fenced_put",
@@ -133,7 +133,8 @@ def test_the_engine_the_context_and_the_handle_have_these_methods():
     ]  # fmt: skip
     assert public(RunHandle) == ["cancel", "info", "result", "signal", "status"]
     assert public(Context) == [
-        "call", "child", "deprecate_patch", "locks", "mutex", "now", "patched", "random", "rwlock", "semaphore",
+        "call", "child", "continue_as_new", "deprecate_patch", "history_length",
+        "locks", "mutex", "now", "patched", "random", "rwlock", "semaphore",
         "set_attributes", "signals", "sleep", "sleep_until", "start_child", "step", "transaction", "uuid4",
         "wait_for_signal",
     ]  # fmt: skip

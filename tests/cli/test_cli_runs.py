@@ -21,6 +21,7 @@ RUN = {
     "error": "NoneType",
     "code": "NoneType",
     "blocked": "NoneType",
+    "generation": "int",
 }  # fmt: skip
 broken = [True]
 

@@ -11,6 +11,7 @@ from waiting import eventually_async, until_status
 from holdfast import AsyncClient, Concurrency, Context, WorkflowFailed, current_step, step, workflow
 from holdfast.errors import InvalidOption, InvalidValue, LockTimeout, RunEnded
 from holdfast.workflow import Retry
+from holdfast.workflow.worker import Worker
 
 
 def shared(url):
@@ -206,22 +207,33 @@ def test_steps_that_are_running_are_cancelled_or_waited_for(url, played, engine_
     played(scenario)
 
 
-def test_a_cancel_that_the_generation_has_not_received_is_received_by_the_next_one(url, played, engine_on):
-    ready, go = asyncio.Event(), asyncio.Event()
+def test_a_cancel_that_the_generation_has_not_received_is_received_by_the_next_one(url, played, engine_on, monkeypatch):
+    monkeypatch.setattr(Worker, "_notified", lambda self, runs: None)  # the worker learns of events by its records
 
-    @step
-    async def hold() -> None:
-        ready.set()
-        await go.wait()
+    async def scenario():
+        @step
+        async def cancel() -> None:
+            await engine.cancel("r")
 
-    @workflow
-    async def twice(ctx: Context, n: int) -> str:
-        if n == 1:
-            await asyncio.shield(asyncio.ensure_future(hold()))
-            raise ctx.continue_as_new(2)
-        await ctx.sleep(1_000)
-        return "never"
+        @workflow
+        async def twice(ctx: Context, n: int) -> str:
+            if n == 1:
+                await cancel()
+                raise ctx.continue_as_new(2)
+            await ctx.sleep(1_000)
+            return "never"
 
+        async with engine_on(url, [twice]) as engine:
+            handle = await engine.start(twice, 1, id="r")
+            with pytest.raises(WorkflowFailed, match="cancelled"):
+                await handle.result()
+            run = await engine.get("r")
+            assert (run.status, run.generation) == ("cancelled", 2)
+
+    played(scenario)
+
+
+def test_a_cancelled_run_does_not_continue(url, played, engine_on):
     @workflow
     async def stubborn(ctx: Context, n: int) -> str:
         try:
@@ -231,15 +243,37 @@ def test_a_cancel_that_the_generation_has_not_received_is_received_by_the_next_o
         return "never"
 
     async def scenario():
-        nonlocal ready, go
-        ready, go = asyncio.Event(), asyncio.Event()
-        async with engine_on(url, [twice, stubborn]) as engine:
+        async with engine_on(url, [stubborn]) as engine:
             handle = await engine.start(stubborn, 1, id="s")
             await handle.cancel()
             with pytest.raises(WorkflowFailed, match="cancelled"):
                 await handle.result()
             run = await engine.get("s")
-            assert (run.status, run.generation) == ("cancelled", 1), "a cancelled run does not continue"
+            assert (run.status, run.generation) == ("cancelled", 1)
+
+    played(scenario)
+
+
+def test_a_signal_that_comes_with_the_end_makes_the_run_continue(url, played, engine_on, monkeypatch):
+    monkeypatch.setattr(Worker, "_notified", lambda self, runs: None)  # the worker learns of events by its records
+    read = []
+
+    async def scenario():
+        @step
+        async def signal() -> None:
+            await engine.signal("r", "n", 7)
+
+        @workflow(on_unread="continue")
+        async def returning(ctx: Context, who: str) -> None:
+            read.extend(await ctx.signals("n"))
+            if not read:
+                await signal()
+
+        async with engine_on(url, [returning]) as engine:
+            handle = await engine.start(returning, "ann", id="r")
+            await handle.result()
+            assert (await engine.get("r")).generation == 2
+        assert read == [7]
 
     played(scenario)
 

@@ -79,6 +79,17 @@ def unread_signals(claim: Claim) -> list[dict[str, Any]]:
     ]
 
 
+def carried_locks(claim: Claim) -> set[str]:
+    """The keys of the locks that the run has kept from an earlier generation, and that this one has not asked for."""
+    continued = j.continued_entry(claim.entries)
+    if continued is None:
+        return set()
+    entries = [j.decode_entry(text) for text in claim.entries[2:]]
+    asked = {entry.number for entry in entries if isinstance(entry, j.LockGranted)}
+    held = {number for number, _ in claim.run.locks}
+    return {lock.key for lock in continued.locks if lock.number in held - asked}
+
+
 def stored_value(text: str) -> Any:
     """A stored value; text that is not JSON is returned as it is."""
     try:

@@ -134,6 +134,7 @@ def run_document(found: RunInfo) -> dict[str, Any]:
         "error": None if found.error is None else msgspec.structs.asdict(found.error),
         "code": found.code,
         "blocked": None if found.blocked is None else _block_document(found.blocked),
+        "generation": found.generation,
     }
 
 

@@ -1,6 +1,7 @@
 """Workflows: async functions whose steps are recorded, so that a run survives the process that drives it."""
 
 from .context import ChildHandle, Context, StepInfo, current_step
+from .continuing import ContinueAsNew
 from .definition import Retry, Step, Workflow, step, workflow
 from .engine import Engine, RunHandle
 from .history import RunHistory
@@ -15,6 +16,7 @@ __all__ = [
     "ChildHandle",
     "Concurrency",
     "Context",
+    "ContinueAsNew",
     "Engine",
     "Rate",
     "ReplayReport",
