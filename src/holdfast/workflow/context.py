@@ -371,7 +371,8 @@ class Context(ContextLocks):
         if not isinstance(workflow, Workflow):
             raise InvalidOption(f"{workflow!r} is no workflow: a child is started by its function, made by @workflow")
         place = self._next_id(workflow.name)
-        own = marked(f"{self.run_id}/{place}", self.attempt)  # a later attempt may give it another input
+        own = self._code.inherited_child(place)
+        own = own or marked(f"{self.run_id}/{place}", self.attempt)  # a later attempt may give it another input
         child = checked_key(own if id is None else id, what="run id")
         what = f"the input of {workflow.name!r}"
         value = workflow.given(input)

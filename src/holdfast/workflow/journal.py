@@ -162,6 +162,27 @@ class Patched(Entry, frozen=True, tag="patch", kw_only=True):
     name: str
 
 
+class Forked(Entry, frozen=True, tag="forked", kw_only=True):
+    """This run is a fork: the next `kept` entries are those of another run, up to the step `step`. It delivers nothing.
+
+    `runs` are that run, and those of which it is a fork itself: children in `children` have ended under ids that begin
+    with one of them, and are not started again. `seed` and `began` are those of the other run, so that its random
+    numbers and times are the same. `at` is the same as `began`.
+    """
+
+    runs: tuple[str, ...]
+    step: str = ""
+    seed: str
+    began: int
+    kept: int
+    children: tuple[str, ...] = ()
+
+    @property
+    def origin(self) -> str:
+        """The run of which this one is a fork."""
+        return self.runs[0]
+
+
 AnyEntry = (
     Begun
     | StepDone
@@ -180,6 +201,7 @@ AnyEntry = (
     | BegunAgain
     | AttemptBegun
     | Patched
+    | Forked
 )
 
 _encoder = msgspec.json.Encoder()
