@@ -12,6 +12,7 @@ from .cas import CAS_CORE
 from .clients import ABOVE
 from .dynamodb import DYNAMODB
 from .executor import EXECUTOR
+from .forking import FORKING
 from .guards import GUARDS
 from .heartbeats import HELD
 from .limits import LIMITS
@@ -44,6 +45,7 @@ MUTANTS = [
     *OF_CLIENTS,
     *WORKFLOWS,
     *BLOCKING,
+    *FORKING,
     *OF_THE_ENGINE,
     *OF_THE_WORKER,
     *POSTGRES,

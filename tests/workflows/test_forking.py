@@ -115,6 +115,7 @@ def test_failed_attempts_of_a_step_are_not_kept(url, played, engine_on, shop):
             fork = await engine.fork("r", from_step="second")
             assert await engine.handle(fork.id).result(20) == "done"
             assert shop.keys == [f"{fork.id}:second"]
+            assert not any('"kind":"attempt"' in entry for entry in (await engine.export(fork.id)).entries)
 
     played(scenario)
 
