@@ -12,6 +12,7 @@ from .cas import CAS_CORE
 from .clients import ABOVE
 from .dynamodb import DYNAMODB
 from .executor import EXECUTOR
+from .forking import FORKING
 from .generations import CONTINUING
 from .guards import GUARDS
 from .heartbeats import HELD
@@ -46,6 +47,7 @@ MUTANTS = [
     *WORKFLOWS,
     *BLOCKING,
     *CONTINUING,
+    *FORKING,
     *OF_THE_ENGINE,
     *OF_THE_WORKER,
     *POSTGRES,

@@ -131,7 +131,7 @@ WORKFLOWS = [
     Mutant(
         "random numbers differ in every replay",
         "workflow/replay.py",
-        'seed=f"{generation_id(run.id, run.generation)}:{run.request}:{run.created_at}:{self.attempt}"',
+        'seed=f"{seed_of(run, self.forked)}:{self.attempt}"',
         'seed=f"{id(self)}"',
         (FLOWS + "test_time_and_random_numbers_are_the_same_in_every_replay[memory]",),
     ),

@@ -475,3 +475,34 @@ def test_what_continue_as_new_and_ids_refuse(url, played, engine_on):
     with pytest.raises(InvalidOption, match="on_unread"):
         workflow(on_unread="drop")(bad_input.function)
     assert issubclass(InvalidValue, Exception)
+
+
+def test_a_later_generation_can_be_forked(url, played, engine_on):
+    calls, numbers = [], {}
+
+    @step
+    async def work(n: int) -> int:
+        calls.append(current_step().idempotency_key)
+        return n
+
+    @workflow
+    async def two(ctx: Context, n: int) -> int:
+        async with ctx.mutex("till"):
+            await work(n)
+            numbers.setdefault(ctx.run_id, []).append(ctx.random())
+            if n == 1:
+                raise ctx.continue_as_new(2)
+        await ctx.step("last", len, "abc")
+        return n
+
+    async def scenario():
+        async with engine_on(url, [two]) as engine:
+            assert await (await engine.start(two, 1, id="r")).result() == 2
+            await engine.fork("r", from_step="last", id="f")
+            assert await engine.handle("f").result() == 2
+            run = await engine.get("f")
+            assert (run.status, run.generation) == ("completed", 1)
+        assert calls == ["r:work", "r~2:work"], "the fork has the result"
+        assert numbers["f"][-1] == numbers["r"][-1]
+
+    played(scenario)

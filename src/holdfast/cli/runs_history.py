@@ -59,8 +59,18 @@ def history_of(claim: Claim) -> list[dict[str, Any]]:  # noqa: C901, PLR0912  (a
                 value = [lock.key for lock in entry.locks] or None
             case j.Patched():
                 kind, name = "patch", entry.name
+            case j.Forked():
+                kind, name, value = "forked", entry.origin, {"step": entry.step or None, "entries": entry.kept}
         found.append({"at": time_of(entry.at), "kind": kind, "name": name, "value": value})
     return found
+
+
+def origin_of(claim: Claim) -> str | None:
+    """Of which run this one is a fork; None: of none."""
+    entry = j.decode_entry(claim.entries[1]) if len(claim.entries) > 1 else None
+    if not isinstance(entry, j.Forked):
+        return None
+    return f"forked from {entry.origin}" + (f" at the step {entry.step}" if entry.step else "")
 
 
 def unread_signals(claim: Claim) -> list[dict[str, Any]]:

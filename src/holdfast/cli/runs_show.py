@@ -19,7 +19,7 @@ from ..validation import seconds
 from ..workflow import RunInfo
 from .options import Settings, common, pass_settings
 from .output import escaped_text, format_duration, format_time, format_token, print_json, print_line, print_rows
-from .runs_history import carried_locks, history_of, stored_value, unread_signals
+from .runs_history import carried_locks, history_of, origin_of, stored_value, unread_signals
 from .runs_reading import (
     RunSnapshot,
     Waits,
@@ -241,6 +241,8 @@ def _show_details(found: RunSnapshot, waits: Waits) -> None:
     info, claim = found.info, found.claim
     if info.parent is not None:
         print_line(f"  child of {info.parent}")
+    if (origin := origin_of(claim)) is not None:
+        print_line(f"  {origin}")
     if info.idempotency_key is not None:
         print_line(f"  started with the idempotency key {info.idempotency_key}")
     for name, value in info.attributes.items():

@@ -13,6 +13,8 @@ from typing import Any
 from ..commands import Command, LockCommand, ReadSlot, SwapSlot
 from ..commands.runs import (
     ClaimRuns,
+    ForkRun,
+    ImportRun,
     ListOwnedRuns,
     PostEvent,
     PublishLimits,
@@ -22,7 +24,7 @@ from ..commands.runs import (
     StartRun,
     UnregisterWorker,
 )
-from ..rules.runs.record import Continue, Finish
+from ..rules.runs.record import Continue, Finish, RunEvent
 
 AT_ONCE = 1_000
 """The largest work of several commands in one step: about ten milliseconds of a server's time.
@@ -78,6 +80,11 @@ def _record(command: RecordRun) -> int:
     return work
 
 
+def _history(entries: Sequence[str], events: Sequence[RunEvent]) -> int:
+    work = OF_A_RUN + len(entries) // 4 + OF_A_LOCK * len(events)
+    return work + _weight(*entries, *(event.payload for event in events))
+
+
 def _weight(*texts: str) -> int:
     return sum(map(len, texts)) // BYTES
 
@@ -86,6 +93,8 @@ _ESTIMATES: dict[type[Command], Callable[[Any], int]] = {
     ReadSlot: lambda _: OF_A_LOCK,
     SwapSlot: lambda command: OF_A_LOCK + _weight(command.value or ""),
     StartRun: lambda command: OF_A_RUN + _weight(command.new.input),
+    ForkRun: lambda command: _history(command.past.entries, command.past.events) + _weight(command.new.input),
+    ImportRun: lambda command: _history(command.entries, command.events),
     PostEvent: lambda command: OF_A_RUN + _weight(command.event.payload),
     RecordRun: _record,
     ClaimRuns: lambda command: OF_A_RUN * max(1, len(command.runs) or int(command.limit)),

@@ -347,9 +347,21 @@ def _one_run(command: ONE_RUN, known: Snapshot | None) -> Questions:
             yield from _finish(run, known)
 
 
+def _import(run: Run, known: Snapshot | None) -> Questions:
+    yield RunById(run.id)
+    if run.parent:
+        yield RecordAt(TREE_MEMBER.name, tree_key(run.root, run.id))
+    if run.key:
+        yield RunByKey(run.workflow, run.key)
+        if isinstance(same := _look(known, RunByKey(run.workflow, run.key)), str):
+            yield RunById(same)
+
+
 def _other(command: r.RunCommand, known: Snapshot | None) -> Questions:
     if isinstance(command, ONE_RUN):
         yield from _one_run(command, known)
+    elif isinstance(command, r.ImportRun):
+        yield from _import(command.imported, known)
     elif isinstance(command, r.PublishLimits | r.ReadLimits):
         yield LimitsOf(command.workflow)
     elif isinstance(command, r.ListOwnedRuns | r.UnregisterWorker):

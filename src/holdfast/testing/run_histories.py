@@ -13,7 +13,7 @@ from ..rules.runs import record as rule
 from ..rules.runs.lock_queue import reader_of
 from ..rules.runs.locks import notify_offered
 from ..rules.runs.outcomes import Blocked, Claimed, Posted, Recorded, RunRefused, Started
-from ..rules.runs.record import Continue, Ending, Finish, NewRun, Park, Run, RunEvent, Scalar
+from ..rules.runs.record import Continue, Ending, Finish, NewRun, Park, Past, Run, RunEvent, Scalar
 from ..rules.runs.repository import RunFilter
 from ..rules.slot import EMPTY_SLOT, Address, Conflict, Slot, SlotSeen, Swap
 from ..stores.common import decided_alone
@@ -270,6 +270,46 @@ class RunHistoryGenerator:
             fresh=pick.random() < 0.5,
         )
 
+    def _fork(self) -> c.Command:
+        pick = self.random
+        entries = tuple(f'["{pick.random()}"]' for _ in range(pick.choice([0, 1, 5])))
+        events = self._past_events()
+        posted = max((event.number for event in events), default=0) + pick.choice([0, 3])
+        return r.ForkRun(new=self._new(), past=Past(entries=entries, events=events, posted=posted))
+
+    def _past_events(self) -> tuple[RunEvent, ...]:
+        """Events whose numbers have gaps."""
+        pick = self.random
+        return tuple(
+            RunEvent(
+                number=number, kind="signal", name="paid", payload='"é"', key=pick.choice(["", f"k{number}"]), at=7
+            )
+            for number in sorted(pick.sample(range(1, 6), pick.choice([0, 1, 3])))
+        )
+
+    def _import(self) -> c.Command:
+        pick = self.random
+        new, events = self._new(), self._past_events()
+        times = [run.created_at for run in self.known.values()] or [1]
+        ended = Run(
+            id=new.id,
+            type=new.type,
+            status=pick.choice(["completed", "failed", "cancelled"]),
+            created_at=pick.choice(times) - 1,
+            fence=pick.choice([0, 5]),
+            length=2,
+            posted=7,
+            claims=2,
+            request=new.request,
+            key=new.key,
+            parent=new.parent,
+            root=new.root or new.id,
+            ended_at=max(times),
+            result='{"total":1.50}',
+            attributes=new.attributes,
+        )
+        return r.ImportRun(imported=ended, entries=(new.input, '["entry"]'), events=events)
+
     def _list(self) -> c.Command:
         pick = self.random
         times = [run.created_at for run in self.known.values()] or [0]
@@ -297,6 +337,8 @@ class RunHistoryGenerator:
             (30, self._record),
             (10, self._post),
             (4, self._revive),
+            (2, self._fork),
+            (1, self._import),
             (3, self._block),
             (2, self._unblock),
             (4, lambda: self._lease(worker)),

@@ -399,7 +399,8 @@ class Context(ContextLocks):
             raise InvalidOption(f"{workflow!r} is no workflow: a child is started by its function, made by @workflow")
         place = self._next_id(workflow.name)
         run = generation_id(self.run_id, self.generation)
-        own = marked(f"{run}/{place}", self.attempt)  # a later attempt may give it another input
+        own = self._code.inherited_child(place)
+        own = own or marked(f"{run}/{place}", self.attempt)  # a later attempt may give it another input
         child = own if id is None else checked_run_id(id)
         what = f"the input of {workflow.name!r}"
         value = workflow.given(input)

@@ -220,7 +220,7 @@ class RunQueries(RunStarter):
         keep, forget, children = cut(claim, restart=restart)
         kept = (j.decode_entry(text) for text in claim.entries[1:keep])
         # Its timeout begins again; the journal contains when its own time began.
-        fresh = restart or run.status == "timed_out" or any(isinstance(entry, j.Begun) for entry in kept)
+        fresh = restart or run.status == "timed_out" or any(isinstance(entry, j.Begun | j.Forked) for entry in kept)
         for child in {*children, *_left_behind(claim)}:
             yield from self._check_child(run_id, child)
         # A run that was restarted, and ended before its first record, must still look for children of its old history.
@@ -333,7 +333,7 @@ def cut(claim: Claim, *, restart: bool) -> tuple[int, tuple[int, ...], tuple[str
     stale = [event.number for event in claim.events if event.kind in ("cancel", "lock", "deadlock")]
     ends = {event.number: event for event in claim.events if event.kind == "child"}
     entries = [j.decode_entry(text) for text in claim.entries[1:]]
-    begun = _last_attempt(entries)
+    begun = last_attempt(entries)
     left = [child for entry in entries[begun:] if isinstance(entry, j.Left) for child in entry.children]
     first = next((index for index, entry in enumerate(entries) if isinstance(entry, j.BegunAgain)), len(entries))
     attempts = [entry.seen for entry in entries[first:] if isinstance(entry, j.AttemptBegun)]
@@ -345,7 +345,7 @@ def cut(claim: Claim, *, restart: bool) -> tuple[int, tuple[int, ...], tuple[str
     earlier = attempts[-1] if attempts else 0
     failed = {number for number, event in ends.items() if j.read_end(event.payload).status != "completed"}
     failed = {number for number in failed if number > earlier}
-    keep = _before_open_locks(entries, _before_failure(entries, failed))
+    keep = before_open_locks(entries, _before_failure(entries, failed))
     failed -= {entry.event for entry in entries[:keep] if isinstance(entry, j.ChildEnded)}
     again = [ends[number].name for number in sorted(failed)]
     return max(keep + 1, j.beginning(claim.entries)), (*stale, *sorted(failed)), tuple(dict.fromkeys([*again, *left]))
@@ -357,14 +357,14 @@ def _left_behind(claim: Claim) -> list[str]:
     return [child for entry in entries if isinstance(entry, j.Left | j.BegunAgain) for child in entry.children]
 
 
-def _last_attempt(entries: Sequence[j.AnyEntry]) -> int:
+def last_attempt(entries: Sequence[j.AnyEntry]) -> int:
     """How many entries belong to earlier attempts of the workflow."""
     return max((index for index, entry in enumerate(entries) if isinstance(entry, j.BegunAgain)), default=-1) + 1
 
 
 def _before_failure(entries: Sequence[j.AnyEntry], failed: set[int]) -> int:
     """How many of these entries are before the cancellation of the run, or else before its last failure."""
-    begun = _last_attempt(entries)
+    begun = last_attempt(entries)
     for index in range(begun, len(entries)):
         if isinstance(entries[index], j.CancelAsked):
             return index
@@ -380,7 +380,7 @@ def _before_failure(entries: Sequence[j.AnyEntry], failed: set[int]) -> int:
     return keep
 
 
-def _before_open_locks(entries: Sequence[j.AnyEntry], keep: int) -> int:
+def before_open_locks(entries: Sequence[j.AnyEntry], keep: int) -> int:
     """How many of these entries a run keeps that holds no lock any more: those before a block that had not ended.
 
     Removing these entries may remove the end of another block, too.

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from ..commands import Command, Failed
-from ..commands.runs import ListWorkers, PublishLimits, ReadLimits, StartRun
+from ..commands.runs import ForkRun, ListWorkers, PublishLimits, ReadLimits, StartRun
 from ..errors import HoldfastError, InvalidOption, InvalidValue, RunExists, WorkflowDefinitionRequired
 from ..platform import elapsed
 from ..rules.lock_outcomes import Outcome
@@ -28,7 +28,7 @@ from ..rules.runs.outcomes import (
     WorkerGone,
     WorkerList,
 )
-from ..rules.runs.record import ANY_VERSION, NewRun, Run, Scalar, workflow_of
+from ..rules.runs.record import ANY_VERSION, NewRun, Past, Run, Scalar, workflow_of
 from ..runtime.base import BaseClient
 from ..runtime.codec import encode_message, encode_value
 from ..runtime.flows import Flow, send
@@ -102,13 +102,19 @@ class RunStarter:
         *,
         workflow: Workflow[Any, Any] | str = "",
         require_definition: bool = False,
+        past: Past | None = None,
     ) -> Flow[Started]:
-        """Start a run under the published limits. If its worker's lease has expired, any worker may claim it."""
+        """Start a run under the published limits. If its worker's lease has expired, any worker may claim it.
+
+        With a `past` it continues from there, in any worker.
+        """
         if isinstance(workflow, str) and workflow_of(new.type) not in self._published:
             outcome, _ = yield from send(ReadLimits(workflow=workflow_of(new.type)))
             self._check_published(new, outcome, require_definition=require_definition)
         for _ in range(TERMS_CHANGE):
-            outcome, _ = yield from send(StartRun(new=self._counted(new, workflow), worker=worker))
+            counted = self._counted(new, workflow)
+            command = StartRun(new=counted, worker=worker) if past is None else ForkRun(new=counted, past=past)
+            outcome, _ = yield from send(command)
             if isinstance(outcome, WorkerGone):
                 worker = ""
             elif isinstance(outcome, LimitsDiffer):

@@ -206,6 +206,14 @@ class RunEvent(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     at: int = 0
 
 
+class Past(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """What a run has from its start on besides its input: entries, events, and the number of the last event."""
+
+    entries: tuple[str, ...] = ()
+    events: tuple[RunEvent, ...] = ()
+    posted: int = 0
+
+
 class Park(msgspec.Struct, frozen=True, tag="park"):
     """Give the run up until `due_at` or an event; with a time in the past, any worker may claim it at once."""
 

@@ -40,7 +40,7 @@ from .outcomes import (
     WorkerList,
     WorkerRegistered,
 )
-from .record import Block, Continue, Ending, Finish, NewRun, Run, RunEvent, Scalar, WorkerRecord
+from .record import Block, Continue, Ending, Finish, NewRun, Past, Run, RunEvent, Scalar, WorkerRecord
 from .repository import RunRepository
 from .signal_keys import is_remembered
 
@@ -48,8 +48,8 @@ ORPHANS_AT_ONCE = 1_000
 """How many runs of crashed workers one claim releases, at most."""
 
 
-def start(repo: RunRepository, now: int, new: NewRun, worker: str) -> Outcome:
-    """Start a run for a worker, or for any worker that claims it."""
+def start(repo: RunRepository, now: int, new: NewRun, worker: str, past: Past | None = None) -> Outcome:
+    """Start a run for a worker, or for any worker that claims it; with a `past`, it continues from there."""
     known = _known(repo, now, new)
     if known is not None:
         return known
@@ -57,12 +57,17 @@ def start(repo: RunRepository, now: int, new: NewRun, worker: str) -> Outcome:
         return WorkerGone()
     if not new.parent and ((terms := repo.terms(rule.workflow_of(new.type))) or WorkflowLimits()).digest != new.terms:
         return LimitsDiffer(terms=terms)  # a child is counted under the limits that its parent's code gave
-    entrance = enter(repo, now, rule.start(new, now), worker)
+    run = rule.start(new, now)
+    if past is not None:
+        run = replace(run, length=1 + len(past.entries), posted=past.posted)
+    entrance = enter(repo, now, run, worker)
     if entrance.run is None:
         return Limited(verdict=entrance.verdict)
     fresh = entrance.run.id == new.id
     if fresh:
-        repo.append(new.id, 0, (new.input,))
+        repo.append(new.id, 0, (new.input, *(() if past is None else past.entries)))
+        for event in () if past is None else past.events:
+            repo.post(new.id, event)
         tree.joined(repo, entrance.run)
     return Started(run=entrance.run, fresh=fresh, now=now, verdict=entrance.verdict, woken=entrance.woken)
 

@@ -146,7 +146,10 @@ class RedisWriter:
         additions: list[Command] = []
         records: list[Command] = []
         removals: list[Command] = []
+        posted: dict[str, int] = {}  # of runs that are new
         for before, after in repository.changed():
+            if before is None:
+                posted[after.id] = after.posted
             self._index(before, after, additions, removals)
             self._count(before, after, additions, removals)
             stored = known[q.RunById(after.id)][1][0] if before is not None else ()
@@ -171,7 +174,7 @@ class RedisWriter:
                 removals.append(["HDEL", layout.workers, name])
             else:
                 records.append(["HSET", layout.workers, name, text(worker)])
-        return [*additions, *self._lists(changes), *records, *removals]
+        return [*additions, *self._lists(changes, posted), *records, *removals]
 
     def _index(self, before: Run | None, after: Run, additions: list[Command], removals: list[Command]) -> None:
         """Update the sorted sets that contain a run."""
@@ -270,8 +273,8 @@ class RedisWriter:
             texts += [layout.lock(key), encode(record).decode()]
         records += [["MSET", *some] for some in _chunks(texts)]
 
-    def _lists(self, changes: q.Changes) -> Iterator[Command]:
-        """Journals and inboxes."""
+    def _lists(self, changes: q.Changes, posted: dict[str, int]) -> Iterator[Command]:
+        """Journals and inboxes. A new run may have events whose numbers have gaps: these are as if removed."""
         layout = self._layout
         for run, steps in changes.journals.items():
             for step in steps:
@@ -281,9 +284,13 @@ class RedisWriter:
                     yield ["LTRIM", layout.journal(run), "0", str(step.keep - 1)]
                 else:
                     yield from (["RPUSH", layout.journal(run), *some] for some in _chunks(step.entries))
-        for run, posts in changes.inboxes.items():
-            for post in posts:
+        for run in {**changes.inboxes, **{name: () for name, last in posted.items() if last}}:
+            length = 0 if run in posted else None
+            for post in changes.inboxes.get(run, ()):
                 if isinstance(post, q.AddEvent):
+                    if length is not None:
+                        yield from self._gap(run, post.event.number - 1 - length)
+                        length = post.event.number
                     yield ["RPUSH", layout.inbox(run), text(post.event)]
                     if post.event.key:
                         yield ["HSET", layout.inbox_keys(run), post.event.key, str(post.event.number)]
@@ -292,6 +299,11 @@ class RedisWriter:
                 else:
                     yield from (["LSET", layout.inbox(run), str(number - 1), ""] for number in sorted(post.numbers))
                     yield from (["HDEL", layout.inbox_keys(run), *some] for some in _chunks(tuple(post.keys)))
+            if length is not None:
+                yield from self._gap(run, posted[run] - length)
+
+    def _gap(self, run: str, many: int) -> Iterator[Command]:
+        return (["RPUSH", self._layout.inbox(run), *some] for some in _chunks([""] * many))
 
 
 def _longest(known: Known) -> dict[q.Question, q.Range]:
