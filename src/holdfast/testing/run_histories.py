@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 from .. import commands as c
+from ..commands import purging as p
 from ..commands import runs as r
 from ..rules.lock_outcomes import Granted, Outcome
 from ..rules.lock_record import EMPTY, LockRecord
@@ -64,6 +66,7 @@ class RunHistoryGenerator:
     def __init__(self, seed: int, *, second: int = SECOND) -> None:
         self.random = random.Random(seed)
         self.second = second
+        self.moments: list[int] = [0]
         self.workers = [f"{channel}.{n}" for channel in "abc" for n in (1, 2)]
         self.ids = [f"run-{n}" for n in range(8)]
         self.known: dict[str, Run] = {}
@@ -87,6 +90,8 @@ class RunHistoryGenerator:
     def observe(self, commands: Sequence[c.Command], outcomes: Sequence[Outcome]) -> None:
         """Store what the next commands depend on."""
         for command, outcome in zip(commands, outcomes, strict=True):
+            if isinstance(now := getattr(outcome, "now", None), int):
+                self.moments = [*self.moments[-3:], now]
             if isinstance(command, c.Acquire) and isinstance(outcome, Granted):
                 self.leases[command.key] = outcome.token
             elif isinstance(outcome, SlotSeen) and isinstance(command, c.SlotCommand):
@@ -274,6 +279,31 @@ class RunHistoryGenerator:
         after = pick.choice([None, None, (pick.choice(times), pick.choice(self.ids))])
         return r.ListRuns(wanted=wanted, after=after, limit=pick.choice([1, 3, 100]))
 
+    def _purge(self) -> c.Command:
+        pick = self.random
+        before = pick.choice([pick.choice(self.moments), max(self.moments) + pick.choice([0, 1, self.second])])
+        roots = tuple(pick.sample([*self.ids, "nobody"], pick.choice([1, 1, 2, 4])))
+        steps: list[Literal["mark", "hide", "remove"]] = ["mark", "mark", "hide", "hide", "remove"]
+        step = pick.choice(steps)
+        after = pick.choice([None, None, (pick.choice(self.moments), pick.choice(self.ids))])
+        return pick.choice(
+            [
+                p.PurgeRuns(roots=roots, before=before),
+                p.PurgeRuns(roots=roots, before=before),
+                p.CountPurgeable(roots=roots, before=before),
+                p.LookAtTree(root=roots[0], before=before, limit=pick.choice([1, 100])),
+                p.PurgeTree(root=roots[0], before=before, purge=pick.choice(["p1", "p1", "p2"]), step=step),
+                p.PurgeTree(root=roots[0], before=before, purge="p1", step=step),
+                p.ListEndedRuns(
+                    workflow=pick.choice(["order", "mail"]),
+                    status=pick.choice(["completed", "failed", "cancelled", "purged"]),
+                    before=before,
+                    after=after,
+                    limit=pick.choice([1, 100]),
+                ),
+            ]
+        )
+
     def _command(self) -> c.Command:
         pick = self.random
         if pick.random() < 0.1:
@@ -301,6 +331,7 @@ class RunHistoryGenerator:
             (2, lambda: r.ReadNextDue(types=tuple(pick.sample(TYPES, 2)))),
             (2, r.ListWorkers),
             (2, lambda: self._lock_run(run)),
+            (6, self._purge),
             *self._more(),
         ]
         (command,) = pick.choices([maker for _, maker in makers], weights=[weight for weight, _ in makers])
