@@ -6,6 +6,8 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+from msgspec.structs import replace
+
 from .. import commands as c
 from ..commands import purging as p
 from ..commands import runs as r
@@ -14,7 +16,7 @@ from ..rules.lock_record import EMPTY, LockRecord
 from ..rules.runs import record as rule
 from ..rules.runs.lock_queue import reader_of
 from ..rules.runs.locks import notify_offered
-from ..rules.runs.outcomes import Blocked, Claimed, Posted, Recorded, RunRefused, Started
+from ..rules.runs.outcomes import Blocked, Claimed, Posted, PurgeStep, Recorded, RunRefused, Started
 from ..rules.runs.record import Ending, Finish, NewRun, Park, Run, RunEvent, Scalar
 from ..rules.runs.repository import RunFilter
 from ..rules.slot import EMPTY_SLOT, Address, Conflict, Slot, SlotSeen, Swap
@@ -67,6 +69,8 @@ class RunHistoryGenerator:
         self.random = random.Random(seed)
         self.second = second
         self.moments: list[int] = [0]
+        self.over: list[str] = ["nobody"]  # runs that have ended, the latest last
+        self.begun: p.PurgeTree | None = None  # the next step of a purge
         self.workers = [f"{channel}.{n}" for channel in "abc" for n in (1, 2)]
         self.ids = [f"run-{n}" for n in range(8)]
         self.known: dict[str, Run] = {}
@@ -92,6 +96,10 @@ class RunHistoryGenerator:
         for command, outcome in zip(commands, outcomes, strict=True):
             if isinstance(now := getattr(outcome, "now", None), int):
                 self.moments = [*self.moments[-3:], now]
+            if isinstance(command, p.PurgeTree) and isinstance(outcome, PurgeStep):
+                self.begun = None
+                if outcome.state in ("marked", "hidden"):
+                    self.begun = replace(command, step="hide" if outcome.state == "marked" else "remove")
             if isinstance(command, c.Acquire) and isinstance(outcome, Granted):
                 self.leases[command.key] = outcome.token
             elif isinstance(outcome, SlotSeen) and isinstance(command, c.SlotCommand):
@@ -105,6 +113,8 @@ class RunHistoryGenerator:
             elif isinstance(outcome, RunRefused) and outcome.run is not None:
                 self.known[outcome.run.id] = outcome.run
             elif isinstance(command, r.RecordRun) and isinstance(outcome, Recorded):
+                if outcome.done and isinstance(command.then, Finish):
+                    self.over = [*self.over[-2:], command.run]
                 known = self.known.get(command.run)
                 if known is not None and known.fence == command.fence:
                     seen = max([command.seen, *(event.number for event in outcome.events)])
@@ -147,7 +157,7 @@ class RunHistoryGenerator:
             input=f'"in {self._requests} é"',
             request=self._request(),
             key=pick.choice(["", "", "k1", "k2"]),
-            parent=parent or pick.choice(["", "", "", *self.ids]),
+            parent=parent or pick.choice(["", pick.choice(self.ids)]),
             root=pick.choice(["", "run-0"]),
             attributes=self._attributes(),
         )
@@ -281,8 +291,12 @@ class RunHistoryGenerator:
 
     def _purge(self) -> c.Command:
         pick = self.random
-        before = pick.choice([pick.choice(self.moments), max(self.moments) + pick.choice([0, 1, self.second])])
-        roots = tuple(pick.sample([*self.ids, "nobody"], pick.choice([1, 1, 2, 4])))
+        if self.begun is not None and pick.random() < 0.7:
+            return self.begun
+        latest = max(self.moments) + self.second
+        before = pick.choice([pick.choice(self.moments), latest, latest, latest])
+        roots = tuple(pick.sample([*self.ids, "nobody"], pick.choice([1, 2, 4, 8])))
+        roots = pick.choice([roots, (pick.choice(self.over),)])
         steps: list[Literal["mark", "hide", "remove"]] = ["mark", "mark", "hide", "hide", "remove"]
         step = pick.choice(steps)
         after = pick.choice([None, None, (pick.choice(self.moments), pick.choice(self.ids))])
@@ -331,7 +345,7 @@ class RunHistoryGenerator:
             (2, lambda: r.ReadNextDue(types=tuple(pick.sample(TYPES, 2)))),
             (2, r.ListWorkers),
             (2, lambda: self._lock_run(run)),
-            (6, self._purge),
+            (9, self._purge),
             *self._more(),
         ]
         (command,) = pick.choices([maker for _, maker in makers], weights=[weight for weight, _ in makers])

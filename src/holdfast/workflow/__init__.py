@@ -6,6 +6,7 @@ from .engine import Engine, RunHandle
 from .history import RunHistory
 from .history_check import ReplayReport
 from .limits import Admission, Concurrency, Rate
+from .purging import PurgeReport
 from .queries import BlockInfo, RunInfo, RunsPage
 from .replay_locks import RunLease
 
@@ -16,6 +17,7 @@ __all__ = [
     "Concurrency",
     "Context",
     "Engine",
+    "PurgeReport",
     "Rate",
     "ReplayReport",
     "Retry",

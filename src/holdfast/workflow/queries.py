@@ -230,6 +230,8 @@ class RunQueries(RunStarter):
         if isinstance(outcome, Limited):
             raise exceeded(run.workflow, outcome.verdict)
         if isinstance(outcome, RunRefused):
+            if outcome.run is None:  # it was purged meanwhile
+                raise _unknown(run_id)
             holder = outcome.holder or seen.holder
             raise RunLocked(
                 f"the run {run_id!r} is driven by {holder or 'another worker'}. Nothing was changed. Cancel the run "
@@ -265,6 +267,8 @@ class RunQueries(RunStarter):
             FailRun(run=run_id, fence=run.fence, reason=failure, entry=entry, request=secrets.token_hex(8))
         )
         if isinstance(outcome, RunRefused):
+            if outcome.run is None:
+                raise _unknown(run_id)
             holder = outcome.holder or seen.holder
             raise RunLocked(
                 f"the run {run_id!r} is driven by {holder or 'another worker'}. Nothing was changed. Cancel it: "
