@@ -6,6 +6,7 @@ import asyncio
 import secrets
 import threading
 from datetime import UTC, datetime
+from functools import wraps
 
 import pytest
 from providers import PROVIDERS
@@ -20,6 +21,17 @@ from holdfast.rules.runs.record import NewRun
 from holdfast.testing import TestEngine
 from holdfast.workflow import PurgeReport
 from holdfast.workflow.purging import Purge, checked_request
+
+
+def on_a_loop(test):
+    """Run an async test."""
+
+    @wraps(test)
+    def run(*given, **named):
+        asyncio.run(test(*given, **named))
+
+    return run
+
 
 WORKFLOW_STORES = ["memory", "sqlite", "postgres", "valkey", "mariadb"]
 
@@ -69,6 +81,7 @@ def url(request, tmp_path):
 # -- purge ----------------------------------------------------------------------------------------------------
 
 
+@on_a_loop
 async def test_a_purge_removes_what_ended_long_ago_with_its_state_and_frees_its_id(url):
     async with Engine(url, workflows=[short, fails]) as engine:
         for number in range(3):
@@ -96,6 +109,7 @@ async def test_a_purge_removes_what_ended_long_ago_with_its_state_and_frees_its_
         assert await again.result() == 14
 
 
+@on_a_loop
 async def test_a_tree_with_a_living_run_stays_as_a_whole(url):
     async with Engine(url, workflows=[leaves_a_child, waits, family, short]) as engine:
         await (await engine.start(leaves_a_child, id="p")).result()
@@ -125,8 +139,8 @@ async def test_a_tree_with_a_living_run_stays_as_a_whole(url):
 def test_nonsense_is_refused(options, error):
     with Client("memory://") as hf, pytest.raises(error):
         hf.runs.purge(**options)
-    with pytest.raises(TypeError):
-        Client("memory://").runs.purge()
+    with Client("memory://") as hf, pytest.raises(TypeError):
+        hf.runs.purge()
 
 
 @pytest.mark.parametrize("retain", [-1, 0, 0.5, "never"])
@@ -290,6 +304,7 @@ def test_a_child_that_is_started_beside_a_purge_keeps_its_tree(url):
 # -- limits of engines and workflows --------------------------------------------------------------------------
 
 
+@on_a_loop
 async def test_an_engine_removes_the_old_runs_of_its_workflows():
     forever = workflow(name="forever", retain="forever")(kept.function)
     brief = workflow(name="brief", retain="2 days")(kept.function)
@@ -304,6 +319,7 @@ async def test_an_engine_removes_the_old_runs_of_its_workflows():
         assert {run.id for run in (await engine.list()).runs} == {"forever"}
 
 
+@on_a_loop
 async def test_without_a_limit_runs_are_kept():
     async with TestEngine([kept]) as engine:
         await (await engine.start(kept, id="a")).result()
@@ -311,6 +327,7 @@ async def test_without_a_limit_runs_are_kept():
         assert len((await engine.list()).runs) == 1
 
 
+@on_a_loop
 async def test_an_open_engine_purges_by_itself(url):
     async with Engine(url, workflows=[short, waits], retain=1) as engine:
         living = await engine.start(waits, id="w")
@@ -322,6 +339,7 @@ async def test_an_open_engine_purges_by_itself(url):
         assert await living.result() == "on"
 
 
+@on_a_loop
 async def test_a_year_under_a_limit_leaves_a_constant_number_of_rows():
     async with TestEngine([family, short], start=datetime(2026, 1, 1, tzinfo=UTC), retain="30 days") as engine:
         counts = []
