@@ -273,8 +273,7 @@ class Writing:
             self._delete(self._tables.runs, self._is("id", name))
             self._delete(self._tables.journal, self._is("run", name))
             self._delete(self._tables.events, self._is("run", name))
-            if one.slots:
-                self._delete(self._tables.slots, f"owner = {self._literal(digest(EXECUTION, name))}")
+            self._delete(self._tables.slots, f"owner = {self._literal(digest(EXECUTION, name))}")
             for term in sorted(_terms(one.stored)):
                 where = f"term = {self._literal(term)} AND created_at = {one.stored.created_at}"
                 self._delete(self._tables.attributes, f"{where} AND {self._is('run', name)}")
