@@ -44,9 +44,9 @@ SUBPACKAGES = {
         "initial_lock_record",
     ],
     "holdfast.workflow": [
-        "Admission", "BlockInfo", "ChildHandle", "Concurrency", "Context", "Engine", "Rate", "ReplayReport", "Retry",
-        "RunHandle", "RunHistory", "RunInfo", "RunLease", "RunsPage", "Step", "StepInfo", "Workflow", "current_step",
-        "step", "workflow",
+        "Admission", "BlockInfo", "ChildHandle", "Concurrency", "Context", "Engine", "PurgeReport", "Rate",
+        "ReplayReport", "Retry", "RunHandle", "RunHistory", "RunInfo", "RunLease", "RunsPage", "Step", "StepInfo",
+        "Workflow", "current_step", "step", "workflow",
     ],
     "holdfast.fencing": [
         "AsyncFencedScript", "FenceCondition", "Fenced", "FencedScript", "fence_condition", "fenced_get", "fenced_put",
@@ -122,12 +122,14 @@ def test_both_clients_have_the_same_methods(kind):
 
 @pytest.mark.parametrize("kind", [Runs, AsyncRuns])
 def test_sync_and_async_runs_have_the_same_methods(kind):
-    assert public(kind) == ["cancel", "export", "fail", "get", "list", "restart", "result", "retry", "signal", "start"]
+    assert public(kind) == [
+        "cancel", "export", "fail", "get", "list", "purge", "restart", "result", "retry", "signal", "start",
+    ]  # fmt: skip
 
 
 def test_the_engine_the_context_and_the_handle_have_these_methods():
     assert public(Engine) == [
-        "active_runs", "cancel", "close", "drain", "events", "export", "fail", "get", "handle", "list", "open",
+        "active_runs", "cancel", "close", "drain", "events", "export", "fail", "get", "handle", "list", "open", "purge",
         "recover_all",
         "restart", "resume", "retry", "signal", "start", "start_or_signal", "sweep", "unclaimed",
     ]  # fmt: skip
