@@ -44,7 +44,7 @@ SUBPACKAGES = {
         "initial_lock_record",
     ],
     "holdfast.workflow": [
-        "Admission", "BlockInfo", "ChildHandle", "Concurrency", "Context", "ContinueAsNew", "Engine", "Rate",
+        "Admission", "BlockInfo", "ChildHandle", "Concurrency", "Context", "ContinueAsNew", "Engine", "PurgeReport", "Rate",
         "ReplayReport", "Retry", "RunHandle", "RunHistory", "RunInfo", "RunLease", "RunsPage", "Step", "StepInfo",
         "Workflow", "current_step", "step", "workflow",
     ],
@@ -123,14 +123,15 @@ def test_both_clients_have_the_same_methods(kind):
 @pytest.mark.parametrize("kind", [Runs, AsyncRuns])
 def test_sync_and_async_runs_have_the_same_methods(kind):
     assert public(kind) == [
-        "cancel", "export", "fail", "fork", "get", "import_", "list", "restart", "result", "retry", "signal", "start",
+        "cancel", "export", "fail", "fork", "get", "import_", "list", "purge", "restart", "result", "retry", "signal",
+        "start",
     ]  # fmt: skip
 
 
 def test_the_engine_the_context_and_the_handle_have_these_methods():
     assert public(Engine) == [
         "active_runs", "cancel", "close", "drain", "events", "export", "fail", "fork", "get", "handle", "import_",
-        "list", "open", "recover_all",
+        "list", "open", "purge", "recover_all",
         "restart", "resume", "retry", "signal", "start", "start_or_signal", "sweep", "unclaimed",
     ]  # fmt: skip
     assert public(RunHandle) == ["cancel", "info", "result", "signal", "status"]

@@ -120,6 +120,11 @@ EVENTS: dict[str, Kind] = {
     "records_removed": Kind(
         "debug", "records that were not used for longer than the retention were removed", ("removed",)
     ),
+    "runs_purged": Kind(
+        "info",
+        "ended runs that were older than the limit were removed, with all that belongs to them",
+        ("workflow", "count"),
+    ),
     "callback_failed": Kind("error", "a callback of the user raised", ("key", "callback", "error")),
 }
 """Every event there is. `docs/events.md` is made from this table."""

@@ -22,6 +22,7 @@ from .mongodb import MONGODB
 from .offers import OF_CLIENTS, OF_SQLITE, OF_THE_RULES
 from .postgres import POSTGRES
 from .postgres_runs import POSTGRES_RUNS
+from .purging import PURGING
 from .records import OF_RECORDS, OF_TYPES
 from .redis import REDIS
 from .run_locks import LOCKS_OF_RUNS, OF_THE_ENGINE
@@ -48,6 +49,7 @@ MUTANTS = [
     *BLOCKING,
     *CONTINUING,
     *FORKING,
+    *PURGING,
     *OF_THE_ENGINE,
     *OF_THE_WORKER,
     *POSTGRES,

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..commands import Command, LockCommand, ReadSlot, SwapSlot
+from ..commands.purging import CountPurgeable, LookAtTree, PurgeRuns, PurgeTree
 from ..commands.runs import (
     ClaimRuns,
     ForkRun,
@@ -102,5 +103,9 @@ _ESTIMATES: dict[type[Command], Callable[[Any], int]] = {
     ReadRun: lambda command: OF_A_HISTORY if command.history else OF_A_RUN,
     PublishLimits: lambda _: AT_ONCE,  # these are about any number of runs
     UnregisterWorker: lambda _: AT_ONCE,
+    CountPurgeable: lambda _: AT_ONCE,
+    PurgeRuns: lambda _: AT_ONCE,
+    LookAtTree: lambda _: AT_ONCE,
+    PurgeTree: lambda _: AT_ONCE,
     ListOwnedRuns: lambda _: AT_ONCE,
 }

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from typing import Literal
+
+from msgspec.structs import replace
 
 from .. import commands as c
+from ..commands import purging as p
 from ..commands import runs as r
 from ..rules.lock_outcomes import Granted, Outcome
 from ..rules.lock_record import EMPTY, LockRecord
 from ..rules.runs import record as rule
 from ..rules.runs.lock_queue import reader_of
 from ..rules.runs.locks import notify_offered
-from ..rules.runs.outcomes import Blocked, Claimed, Posted, Recorded, RunRefused, Started
+from ..rules.runs.outcomes import Blocked, Claimed, Posted, PurgeStep, Recorded, RunRefused, Started
 from ..rules.runs.record import Continue, Ending, Finish, NewRun, Park, Past, Run, RunEvent, Scalar
 from ..rules.runs.repository import RunFilter
 from ..rules.slot import EMPTY_SLOT, Address, Conflict, Slot, SlotSeen, Swap
@@ -64,6 +68,9 @@ class RunHistoryGenerator:
     def __init__(self, seed: int, *, second: int = SECOND) -> None:
         self.random = random.Random(seed)
         self.second = second
+        self.moments: list[int] = [0]
+        self.over: list[str] = ["nobody"]  # runs that have ended, the latest last
+        self.begun: p.PurgeTree | None = None  # the next step of a purge
         self.workers = [f"{channel}.{n}" for channel in "abc" for n in (1, 2)]
         self.ids = [f"run-{n}" for n in range(8)]
         self.known: dict[str, Run] = {}
@@ -87,6 +94,12 @@ class RunHistoryGenerator:
     def observe(self, commands: Sequence[c.Command], outcomes: Sequence[Outcome]) -> None:
         """Store what the next commands depend on."""
         for command, outcome in zip(commands, outcomes, strict=True):
+            if isinstance(now := getattr(outcome, "now", None), int):
+                self.moments = [*self.moments[-3:], now]
+            if isinstance(command, p.PurgeTree) and isinstance(outcome, PurgeStep):
+                self.begun = None
+                if outcome.state in ("marked", "hidden"):
+                    self.begun = replace(command, step="hide" if outcome.state == "marked" else "remove")
             if isinstance(command, c.Acquire) and isinstance(outcome, Granted):
                 self.leases[command.key] = outcome.token
             elif isinstance(outcome, SlotSeen) and isinstance(command, c.SlotCommand):
@@ -100,6 +113,8 @@ class RunHistoryGenerator:
             elif isinstance(outcome, RunRefused) and outcome.run is not None:
                 self.known[outcome.run.id] = outcome.run
             elif isinstance(command, r.RecordRun) and isinstance(outcome, Recorded):
+                if outcome.done and isinstance(command.then, Finish):
+                    self.over = [*self.over[-2:], command.run]
                 known = self.known.get(command.run)
                 if known is not None and known.fence == command.fence:
                     seen = max([command.seen, *(event.number for event in outcome.events)])
@@ -142,7 +157,7 @@ class RunHistoryGenerator:
             input=f'"in {self._requests} é"',
             request=self._request(),
             key=pick.choice(["", "", "k1", "k2"]),
-            parent=parent or pick.choice(["", "", "", *self.ids]),
+            parent=parent or pick.choice(["", pick.choice(self.ids)]),
             root=pick.choice(["", "run-0"]),
             attributes=self._attributes(),
         )
@@ -324,6 +339,35 @@ class RunHistoryGenerator:
         after = pick.choice([None, None, (pick.choice(times), pick.choice(self.ids))])
         return r.ListRuns(wanted=wanted, after=after, limit=pick.choice([1, 3, 100]))
 
+    def _purge(self) -> c.Command:
+        pick = self.random
+        if self.begun is not None and pick.random() < 0.7:
+            return self.begun
+        latest = max(self.moments) + self.second
+        before = pick.choice([pick.choice(self.moments), latest, latest, latest])
+        roots = tuple(pick.sample([*self.ids, "nobody"], pick.choice([1, 2, 4, 8])))
+        roots = pick.choice([roots, (pick.choice(self.over),)])
+        steps: list[Literal["mark", "hide", "remove"]] = ["mark", "mark", "hide", "hide", "remove"]
+        step = pick.choice(steps)
+        after = pick.choice([None, None, (pick.choice(self.moments), pick.choice(self.ids))])
+        return pick.choice(
+            [
+                p.PurgeRuns(roots=roots, before=before),
+                p.PurgeRuns(roots=roots, before=before),
+                p.CountPurgeable(roots=roots, before=before),
+                p.LookAtTree(root=roots[0], before=before, limit=pick.choice([1, 100])),
+                p.PurgeTree(root=roots[0], before=before, purge=pick.choice(["p1", "p1", "p2"]), step=step),
+                p.PurgeTree(root=roots[0], before=before, purge="p1", step=step),
+                p.ListEndedRuns(
+                    workflow=pick.choice(["order", "mail"]),
+                    status=pick.choice(["completed", "failed", "cancelled", "purged"]),
+                    before=before,
+                    after=after,
+                    limit=pick.choice([1, 100]),
+                ),
+            ]
+        )
+
     def _command(self) -> c.Command:
         pick = self.random
         if pick.random() < 0.1:
@@ -353,6 +397,7 @@ class RunHistoryGenerator:
             (2, lambda: r.ReadNextDue(types=tuple(pick.sample(TYPES, 2)))),
             (2, r.ListWorkers),
             (2, lambda: self._lock_run(run)),
+            (9, self._purge),
             *self._more(),
         ]
         (command,) = pick.choices([maker for _, maker in makers], weights=[weight for weight, _ in makers])

@@ -7,6 +7,7 @@ from .engine import Engine, RunHandle
 from .history import RunHistory
 from .history_check import ReplayReport
 from .limits import Admission, Concurrency, Rate
+from .purging import PurgeReport
 from .queries import BlockInfo, RunInfo, RunsPage
 from .replay_locks import RunLease
 
@@ -18,6 +19,7 @@ __all__ = [
     "Context",
     "ContinueAsNew",
     "Engine",
+    "PurgeReport",
     "Rate",
     "ReplayReport",
     "Retry",

@@ -6,7 +6,7 @@ A workflow is given by its definition or by its name; the process needs no engin
 from __future__ import annotations
 
 import builtins
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from os import PathLike
@@ -26,6 +26,7 @@ from .definition import Workflow
 from .forking import fork
 from .history import RunHistory, export, history_of
 from .importing import import_history
+from .purging import Purge, PurgeReport, checked_request
 from .queries import RunInfo, RunQueries, RunsPage, checked_timeout, wanted_runs
 
 I = TypeVar("I")  # noqa: E741
@@ -104,6 +105,22 @@ class AsyncRunQueries:
         executed again; steps from there on have idempotency keys of their own. `input` replaces the input.
         """
         return await self._run(fork(self._ready(), run_id, from_step=from_step, input=input, id=id))
+
+    async def purge(
+        self,
+        *,
+        older_than: Duration,
+        status: str | Sequence[str] | None = None,
+        workflow: Workflow[Any, Any] | str | None = None,
+        dry_run: bool = False,
+    ) -> PurgeReport:
+        """Remove runs that ended longer than `older_than` ago, with all runs below them; or count them (`dry_run`).
+
+        `status` and `workflow` are those of the first run of a tree. A tree stays as a whole while one of its runs has
+        not ended, or has ended later.
+        """
+        request = checked_request(older_than=older_than, status=status, workflow=workflow, dry_run=dry_run)
+        return await self._run(Purge(request, events=self._ready().client.events).run())
 
     async def export(self, run_id: str) -> RunHistory:
         """The history of a run as it is now, for a file or for `holdfast.testing.replay`. Raises `UnknownRun`."""
@@ -274,6 +291,29 @@ class Runs(_BaseRuns):
         """
         flow = fork(self._queries, run_id, from_step=from_step, input=input, id=id)
         return run(flow, self._client.runtime.batchers)
+
+    def purge(
+        self,
+        *,
+        older_than: Duration,
+        status: str | Sequence[str] | None = None,
+        workflow: Workflow[Any, Any] | str | None = None,
+        dry_run: bool = False,
+    ) -> PurgeReport:
+        """Remove runs that ended longer than `older_than` ago, with all runs below them; or count them (`dry_run`).
+
+        `status` and `workflow` are those of the first run of a tree. A tree stays as a whole while one of its runs has
+        not ended, or has ended later.
+
+        >>> from holdfast import Client
+        >>> with Client("memory://") as hf:
+        ...     run_id = hf.runs.start("order", {"item": 7})
+        ...     hf.runs.cancel(run_id)
+        ...     hf.runs.purge(older_than="30 days").runs, hf.runs.purge(older_than=0, status="cancelled").runs
+        (0, 1)
+        """
+        request = checked_request(older_than=older_than, status=status, workflow=workflow, dry_run=dry_run)
+        return run(Purge(request, events=self._client.events).run(), self._client.runtime.batchers)
 
     def export(self, run_id: str) -> RunHistory:
         """The history of a run as it is now, for a file or for `holdfast.testing.replay`. Raises `UnknownRun`."""

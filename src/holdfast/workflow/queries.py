@@ -9,7 +9,7 @@ import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 
@@ -26,7 +26,7 @@ from ..errors import (
 )
 from ..platform import elapsed
 from ..rules.runs.outcomes import Claim, Limited, Posted, RunPage, RunRefused, RunSeen
-from ..rules.runs.record import ANY_VERSION, LIVING, Block, Run, RunEvent, Scalar, Status, ended_key
+from ..rules.runs.record import ANY_VERSION, LIVING, SHOWN, Block, Run, RunEvent, Scalar, Status, ended_key
 from ..rules.runs.repository import RunFilter
 from ..rules.runs.tree import TREE_MEMBER, TreeMember, tree_prefix
 from ..runtime.codec import decode_value, encode_message
@@ -41,7 +41,7 @@ POLL_SECONDS = 1.0
 """Initial polling interval of `result()`, in seconds; also the fixed interval without notifications."""
 MAX_POLL_SECONDS = 15.0
 """Longest polling interval of `result()` with notifications."""
-STATUSES: tuple[Status, ...] = get_args(Status)
+STATUSES = SHOWN
 RETRIABLE = {"failed", "timed_out", "cancelled"}
 RESTART = "restart-"
 """The beginning of the request id of a restart, by which a driver knows that a history was removed."""
@@ -232,6 +232,8 @@ class RunQueries(RunStarter):
         if isinstance(outcome, Limited):
             raise exceeded(run.workflow, outcome.verdict)
         if isinstance(outcome, RunRefused):
+            if outcome.run is None:  # it was purged meanwhile
+                raise _unknown(run_id)
             holder = outcome.holder or seen.holder
             raise RunLocked(
                 f"the run {run_id!r} is driven by {holder or 'another worker'}. Nothing was changed. Cancel the run "
@@ -267,6 +269,8 @@ class RunQueries(RunStarter):
             FailRun(run=run_id, fence=run.fence, reason=failure, entry=entry, request=secrets.token_hex(8))
         )
         if isinstance(outcome, RunRefused):
+            if outcome.run is None:
+                raise _unknown(run_id)
             holder = outcome.holder or seen.holder
             raise RunLocked(
                 f"the run {run_id!r} is driven by {holder or 'another worker'}. Nothing was changed. Cancel it: "

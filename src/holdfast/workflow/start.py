@@ -250,6 +250,13 @@ def _carried_out(joined: Connection, command: Command) -> Outcome:
 
 
 def _started(new: NewRun, outcome: Outcome) -> Started:
+    if isinstance(outcome, RunTaken) and outcome.run.status == "purged":
+        raise RunExists(
+            f"an earlier run with the id {new.id!r} is being purged, in several steps. Nothing was started. Start it "
+            "again when the purge has ended, or choose another id.",
+            run_id=new.id,
+            status=outcome.run.status,
+        )
     if isinstance(outcome, RunTaken):
         raise RunExists(
             f"there is a run with the id {new.id!r} already, of {outcome.run.workflow!r} ({outcome.run.status}). "

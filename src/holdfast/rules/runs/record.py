@@ -7,7 +7,7 @@ are text here; `workflow/journal.py` knows what they mean. All times are integer
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import msgspec
 from msgspec.structs import replace
@@ -16,10 +16,10 @@ from ..lock_record import LockRecord
 from .limits import LimitKey, group_of
 
 Status = Literal[
-    "queued", "pending", "running", "suspended", "blocked", "completed", "failed", "cancelled", "timed_out"
+    "queued", "pending", "running", "suspended", "blocked", "completed", "failed", "cancelled", "timed_out", "purged"
 ]
 """Not ended: waiting for admission, for a worker, driven by one, waiting for a time or an event, waiting for code that
-fits its history. The rest are ends."""
+fits its history. The rest are ends; of a `purged` run only the row is left, and it counts as absent."""
 End = Literal["completed", "failed", "cancelled", "timed_out"]
 EventKind = Literal["signal", "cancel", "child", "lock", "deadlock"]
 Locks = tuple[tuple[int, str], ...]
@@ -43,6 +43,9 @@ Scalar = str | int | bool
 """What an attribute can be."""
 
 LIVING: tuple[Status, ...] = ("queued", "pending", "running", "suspended", "blocked")
+ENDS: tuple[End, ...] = get_args(End)
+SHOWN: tuple[Status, ...] = (*LIVING, *ENDS)
+"""The statuses of runs that lists and counts show."""
 POISONED = 5
 """After this many crashes of its workers in a row, with nothing recorded in between, a run is blocked."""
 BLOCK_PAUSE = 60_000_000
@@ -127,7 +130,8 @@ class Run(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     set while the run is blocked; `blocked_for` is how long it was blocked before, which its timeout does not count.
     `code` is the version of the engine that claimed it last. `generation` counts the histories that this id has had:
     `length`, `posted` and `claims` are about the current one. `remembered` is what is kept of the keys of signals that
-    earlier generations have read.
+    earlier generations have read. `purging` is the id of the purge that is about to remove its tree, if that takes more
+    than one step.
     """
 
     id: str
@@ -163,6 +167,7 @@ class Run(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     code: str = ""
     generation: int = 1
     remembered: RememberedKeys | None = None
+    purging: str = ""
 
     @property
     def workflow(self) -> str:
@@ -173,6 +178,11 @@ class Run(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     def living(self) -> bool:
         """Whether it has not ended yet."""
         return self.status in LIVING
+
+    @property
+    def purgeable_from(self) -> int | None:
+        """When the first run of a tree ended: the time by which purges find it. None for all other runs."""
+        return None if self.parent or self.status in LIVING else self.ended_at
 
 
 class NewRun(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -561,6 +571,7 @@ def revived(run: Run, now: int, *, keep: int, request: str, fresh: bool) -> Run:
         waits=(),
         stuck=None,
         block=None,
+        purging="",
         blocked_for=0 if fresh else run.blocked_for,
         started_at=None if fresh else run.started_at,
     )

@@ -19,7 +19,7 @@ from . import tree
 from .admission import cancel, enter, finish
 from .blocking import may_claim, poisoned
 from .generations import begin_next
-from .helpers import can_drive, free, holder_of, is_alive, wake
+from .helpers import can_drive, free, holder_of, is_alive, known, wake
 from .helpers import post as post_to
 from .limits import LimitVerdict, WorkflowLimits
 from .lock_requests import LockRequest
@@ -40,6 +40,7 @@ from .outcomes import (
     WorkerList,
     WorkerRegistered,
 )
+from .purging import is_stub, spare
 from .record import Block, Continue, Ending, Finish, NewRun, Past, Run, RunEvent, Scalar, WorkerRecord
 from .repository import RunRepository
 from .signal_keys import is_remembered
@@ -50,14 +51,14 @@ ORPHANS_AT_ONCE = 1_000
 
 def start(repo: RunRepository, now: int, new: NewRun, worker: str, past: Past | None = None) -> Outcome:
     """Start a run for a worker, or for any worker that claims it; with a `past`, it continues from there."""
-    known = _known(repo, now, new)
-    if known is not None:
-        return known
+    there = _known(repo, now, new)
+    if there is not None:
+        return there
     if worker and not can_drive(repo, now, worker):
         return WorkerGone()
     if not new.parent and ((terms := repo.terms(rule.workflow_of(new.type))) or WorkflowLimits()).digest != new.terms:
         return LimitsDiffer(terms=terms)  # a child is counted under the limits that its parent's code gave
-    run = rule.start(new, now)
+    run = _next_generation(repo.run(new.id), rule.start(new, now))
     if past is not None:
         run = replace(run, length=1 + len(past.entries), posted=past.posted)
     entrance = enter(repo, now, run, worker)
@@ -75,13 +76,20 @@ def start(repo: RunRepository, now: int, new: NewRun, worker: str, past: Past | 
 def _known(repo: RunRepository, now: int, new: NewRun) -> Outcome | None:
     """The answer to a start whose run exists already, or whose id another run has."""
     before = repo.run(new.id)
-    if before is not None and before.request == new.request:
+    if before is not None and before.status != "purged" and before.request == new.request:
         return Started(run=before, fresh=True, now=now)
     if new.key and (found := repo.run_with_key(rule.workflow_of(new.type), new.key)) is not None:
-        known = repo.run(found)
-        if known is not None:
-            return Started(run=known, fresh=False, now=now)
-    return None if before is None else RunTaken(run=before)
+        other = known(repo, found)
+        if other is not None:
+            return Started(run=other, fresh=False, now=now)
+    return None if before is None or is_stub(before) else RunTaken(run=before)
+
+
+def _next_generation(before: Run | None, run: Run) -> Run:
+    """The record of a new run whose id a purged run had: its steps must not have the keys of the earlier one."""
+    if before is None:
+        return run
+    return replace(run, generation=before.generation + 1, fence=before.fence)
 
 
 def claim(
@@ -163,7 +171,7 @@ def record(
 
     With a swap, a slot is written in the same step; where another write came first, nothing is done at all.
     """
-    before = repo.run(run)
+    before = known(repo, run)
     if before is not None and before.last == request:
         done = then is None or before.status != "running" or before.fence != fence
         there = {new.id: repo.run(new.id) for new in children}
@@ -222,7 +230,7 @@ def record(
 
 def post(repo: RunRepository, now: int, run: str, event: RunEvent) -> Outcome:
     """Put an event into the inbox of a run that has not ended; its worker is notified, or the run becomes due."""
-    before = repo.run(run)
+    before = known(repo, run)
     if before is not None and event.key and (number := repo.event_with_key(run, event.key)) is not None:
         return Posted(number=number, fresh=False, run=before)
     if before is not None and event.key and is_remembered(repo, before, event.key):
@@ -236,9 +244,11 @@ def revive(
     repo: RunRepository, now: int, *, run: str, fence: int, keep: int, forget: Sequence[int], fresh: bool, request: str
 ) -> Outcome:
     """Let a run begin again after its first `keep` entries, unless a worker drives it or its fence has changed."""
-    before = repo.run(run)
+    before = known(repo, run)
     if before is not None and before.last == request:
         return Posted(number=before.length, fresh=True, run=before)
+    if before is not None and not spare(repo, before):
+        return RunRefused(run=None)
     if before is None or before.fence != fence or not free(repo, now, before):
         return RunRefused(run=before, holder=holder_of(repo, now, before))
     after = rule.revived(before, now, keep=max(1, min(keep, before.length)), request=request, fresh=fresh)
@@ -261,7 +271,7 @@ def revive(
 
 def watch(repo: RunRepository, now: int, run: str, id: str) -> Outcome:
     """Read a run, and notify this attempt of its end."""
-    before = repo.run(run)
+    before = known(repo, run)
     if before is not None and before.living and id not in before.watchers and len(before.watchers) < rule.WATCHERS:
         repo.save(replace(before, watchers=(*before.watchers, id)))
     return see(repo, now, run, history=False)
@@ -269,7 +279,7 @@ def watch(repo: RunRepository, now: int, run: str, id: str) -> Outcome:
 
 def see(repo: RunRepository, now: int, run: str, *, history: bool) -> RunSeen:
     """Read a run, with its journal and inbox if requested."""
-    found = repo.run(run)
+    found = known(repo, run)
     if found is None:
         return RunSeen(claim=None, holder="", expires_at=None, now=now)
     shown = Claim(

@@ -14,6 +14,7 @@ from typing import Any
 from ...rules.lock_record import encode
 from ...rules.runs.limits import group_of
 from ...rules.runs.record import Run, memberships
+from ...rules.slot import EXECUTION, Address
 from .. import questions as q
 from ..repository import BatchRepository
 from ..swap import compared, moves_runs
@@ -51,6 +52,7 @@ COMPARED: tuple[type[q.Question], ...] = (
     q.RecordAt,
     q.LimitsOf,
     q.SlotAt,
+    q.SlotsOf,
     q.GroupSize,
     q.QueuedLimitKeys,
     q.RunsOf,
@@ -82,7 +84,8 @@ class RedisWriter:
 
     def check(self, changes: q.Changes) -> None:
         """Raise for changes that could not be stored, or could not be read again."""
-        for run in changes.runs.values():
+        left = (one.left for one in changes.cleared.values() if one.left is not None)
+        for run in (*changes.runs.values(), *left):
             check_run(run, self._fields_of(run))
         for key, record in changes.locks.items():
             text(key)
@@ -159,6 +162,7 @@ class RedisWriter:
                 records.append(["HSET", layout.run(after.id), *put])
             if gone:
                 removals.append(["HDEL", layout.run(after.id), *gone])
+        self._clear_runs(changes, known, additions, records, removals)
         self._starts(changes, known, additions)
         self._dangling_items(changes, additions, removals)
         self._records(changes, additions, records, removals)
@@ -168,6 +172,8 @@ class RedisWriter:
         for workflow, terms in changes.terms.items():
             records.append(["HSET", layout.terms, workflow, text(terms)])
         for address, slot in changes.slots.items():
+            if address[0] == EXECUTION:
+                additions.append(["SADD", layout.slots_of(address[1]), address[2]])
             records.append(["HSET", layout.slot(address), *slot_fields(slot)])
         for name, worker in changes.workers.items():
             if worker is None:
@@ -180,8 +186,10 @@ class RedisWriter:
         """Update the sorted sets that contain a run."""
         layout = self._layout
         created, name = score(after.created_at), after.id
-        if before is None:
+        if before is None or before.created_at != after.created_at:
             additions += [["ZADD", layout.by_age, created, name], ["ZADD", layout.by_id, "0", name]]
+        if before is not None and before.key and not after.key:
+            removals.append(["HDEL", layout.by_key, run_key_name(before.workflow, before.key)])
         if before is None or before.type != after.type:
             additions.append(["SADD", layout.types, after.type])
         old, new = sets_of(layout, before), sets_of(layout, after)
@@ -191,6 +199,38 @@ class RedisWriter:
         for place, how in old.items():
             if place not in new:
                 removals.append(["SREM" if how is None else "ZREM", place, name])
+
+    def _clear_runs(
+        self,
+        changes: q.Changes,
+        known: Known,
+        additions: list[Command],
+        records: list[Command],
+        removals: list[Command],
+    ) -> None:
+        """Remove runs with what belongs to them: first the hash, so that a server that stops leaves no half of one."""
+        layout = self._layout
+        for name, cleared in sorted(changes.cleared.items()):
+            before, left = cleared.stored, cleared.left
+            records.append(["DEL", layout.journal(name), layout.inbox(name), layout.inbox_keys(name)])
+            addresses: list[Address] = [(EXECUTION, name, key) for key in cleared.slots]
+            slots = list(map(layout.slot, addresses))
+            records += [["DEL", *some] for some in _chunks([*slots, layout.slots_of(name)])]
+            old, new = sets_of(layout, before), sets_of(layout, left)
+            removals += [
+                ["SREM" if how is None else "ZREM", place, name] for place, how in old.items() if place not in new
+            ]
+            if before.key:
+                removals.append(["HDEL", layout.by_key, run_key_name(before.workflow, before.key)])
+            if left is None:
+                records.append(["DEL", layout.run(name)])
+                removals += [["ZREM", layout.by_age, name], ["ZREM", layout.by_id, name]]
+                continue
+            stored = known[q.RunById(name)][1][0]
+            put, gone = changed_fields(dict(zip(stored[::2], stored[1::2], strict=True)), self._fields_of(left))
+            additions += [["ZADD", place, how, name] for place, how in new.items() if how is not None]
+            records += [["HSET", layout.run(name), *put]] if put else []
+            removals += [["HDEL", layout.run(name), *gone]] if gone else []
 
     def _count(self, before: Run | None, after: Run, additions: list[Command], removals: list[Command]) -> None:
         """Update the sets by which limits count a run."""
@@ -326,6 +366,8 @@ def sets_of(layout: Layout, run: Run | None) -> dict[str, str | None]:
     found |= {layout.with_attribute(name, value): created for name, value in run.attributes.items()}
     if run.due_at is not None:
         found[layout.due_runs(run.type)] = score(run.due_at)
+    if run.purgeable_from is not None:
+        found[layout.ended(run.status, run.workflow)] = score(run.purgeable_from)
     if run.worker:
         found[layout.runs_of(run.worker)] = "0"
     if run.living:

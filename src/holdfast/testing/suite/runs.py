@@ -40,6 +40,7 @@ from .comparison import CHUNKS, HistoryComparison
 EVERY_ANSWER = {
     "Started", "RunTaken", "Claimed", "WorkerGone", "Recorded", "RunRefused", "Posted", "RunSeen", "RunPage",
     "RunCounts", "OwnedRuns", "Blocked", "NextDue", "WorkerRegistered", "WorkerList", "Conflict", "Swapped", "SlotSeen",
+    "Purged", "TreeSeen", "PurgeStep", "EndedRuns",
 }  # fmt: skip
 TYPES = (("order", "order"),)
 
@@ -61,7 +62,7 @@ def signal(run: str = "r", name: str = "paid", key: str = "") -> r.PostEvent:
     return r.PostEvent(run=run, event=RunEvent(kind="signal", name=name, payload="7", key=key))
 
 
-NEED_WORKFLOWS = ("RunTests", "LimitTests", "RunLockTests", "RunQueueTests", "GenerationTests")
+NEED_WORKFLOWS = ("RunTests", "LimitTests", "RunLockTests", "RunQueueTests", "GenerationTests", "PurgeTests")
 """Classes whose tests are skipped on a store that cannot run workflows."""
 
 
