@@ -44,7 +44,8 @@ SUBPACKAGES = {
         "initial_lock_record",
     ],
     "holdfast.workflow": [
-        "Admission", "BlockInfo", "ChildHandle", "Concurrency", "Context", "ContinueAsNew", "Engine", "PurgeReport", "Rate",
+        "Admission", "BlockInfo", "ChildHandle", "Concurrency", "Context", "ContinueAsNew", "Engine", "PurgeReport",
+        "Rate",
         "ReplayReport", "Retry", "RunHandle", "RunHistory", "RunInfo", "RunLease", "RunsPage", "Step", "StepInfo",
         "Workflow", "current_step", "step", "workflow",
     ],

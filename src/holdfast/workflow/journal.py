@@ -192,8 +192,8 @@ class Forked(Entry, frozen=True, tag="forked", kw_only=True):
 
     `runs` are that run in its generation, and those of which it is a fork itself: children in `children` have ended
     under ids that begin with one of them, and are not started again. `seed` and `began` are those of the other run, so
-    that its random numbers and times are the same. `at` is the same as `began`. `continued` is how the generation of the other run
-    began, without its children and signals.
+    that its random numbers and times are the same. `at` is the same as `began`. `continued` is how the generation of
+    the other run began, without its children and signals.
     """
 
     runs: tuple[str, ...]
