@@ -345,7 +345,8 @@ class RunHistoryGenerator:
             return self.begun
         latest = max(self.moments) + self.second
         before = pick.choice([pick.choice(self.moments), latest, latest, latest])
-        roots = tuple(pick.sample([*self.ids, "nobody"], pick.choice([1, 2, 4, 8])))
+        names = [*self.ids, "nobody"]
+        roots = tuple(pick.sample(names, min(len(names), pick.choice([1, 2, 4, 8]))))
         roots = pick.choice([roots, (pick.choice(self.over),)])
         steps: list[Literal["mark", "hide", "remove"]] = ["mark", "mark", "hide", "hide", "remove"]
         step = pick.choice(steps)
