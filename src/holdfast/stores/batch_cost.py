@@ -19,10 +19,11 @@ from ..commands.runs import (
     ReadRun,
     RecordRun,
     ReviveRun,
+    StartOrSignal,
     StartRun,
     UnregisterWorker,
 )
-from ..rules.runs.record import Continue, Finish
+from ..rules.runs.record import Continue, Finish, NewRun
 
 AT_ONCE = 1_000
 """The largest work of several commands in one step: about ten milliseconds of a server's time.
@@ -78,6 +79,10 @@ def _record(command: RecordRun) -> int:
     return work
 
 
+def _start(new: NewRun) -> int:
+    return (OF_A_HISTORY if new.on_existing == "replace_ended" else OF_A_RUN) + _weight(new.input)
+
+
 def _weight(*texts: str) -> int:
     return sum(map(len, texts)) // BYTES
 
@@ -85,7 +90,8 @@ def _weight(*texts: str) -> int:
 _ESTIMATES: dict[type[Command], Callable[[Any], int]] = {
     ReadSlot: lambda _: OF_A_LOCK,
     SwapSlot: lambda command: OF_A_LOCK + _weight(command.value or ""),
-    StartRun: lambda command: OF_A_RUN + _weight(command.new.input),
+    StartRun: lambda command: _start(command.new),
+    StartOrSignal: lambda command: OF_A_HISTORY + _weight(command.new.input, command.event.payload),
     PostEvent: lambda command: OF_A_RUN + _weight(command.event.payload),
     RecordRun: _record,
     ClaimRuns: lambda command: OF_A_RUN * max(1, len(command.runs) or int(command.limit)),

@@ -22,6 +22,8 @@ Status = Literal[
 fits its history. The rest are ends."""
 End = Literal["completed", "failed", "cancelled", "timed_out"]
 EventKind = Literal["signal", "cancel", "child", "lock", "deadlock"]
+OnExisting = Literal["error", "use", "replace_ended"]
+"""What a start does where a run has its id: nothing, return that run, or replace it if it has ended."""
 Locks = tuple[tuple[int, str], ...]
 """The locks that a run holds or waits for: the number of each request, and the key."""
 
@@ -109,6 +111,13 @@ class RememberedKeys(msgspec.Struct, frozen=True, array_like=True):
         return self.first, self.last, self.count
 
 
+class LimitCancel(msgspec.Struct, frozen=True, array_like=True):
+    """A run was cancelled because this limit was full when the run `run` started; empty: when it started itself."""
+
+    limit: str
+    run: str = ""
+
+
 def pause_after(block: Block) -> int:
     """Microseconds until a blocked run is tried again: the pauses grow with the number of tries."""
     longest = LONGEST_POISON_PAUSE if block.poisoned else LONGEST_BLOCK_PAUSE
@@ -127,7 +136,10 @@ class Run(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     set while the run is blocked; `blocked_for` is how long it was blocked before, which its timeout does not count.
     `code` is the version of the engine that claimed it last. `generation` counts the histories that this id has had:
     `length`, `posted` and `claims` are about the current one. `remembered` is what is kept of the keys of signals that
-    earlier generations have read.
+    earlier generations have read. `first` is the generation with which this run began: above 1 where it has replaced an
+    ended run of this id, which is kept as `replaces`; the kept one has the id of its successor in `replaced_by`.
+    `parent_first` is the `first` of the parent that has started it, `continued_at` when its generation began where that
+    is not the first one, `cancelled_by` the limit that has cancelled it.
     """
 
     id: str
@@ -163,6 +175,12 @@ class Run(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     code: str = ""
     generation: int = 1
     remembered: RememberedKeys | None = None
+    first: int = 1
+    replaces: str = ""
+    replaced_by: str = ""
+    parent_first: int = 1
+    continued_at: int | None = None
+    cancelled_by: LimitCancel | None = None
 
     @property
     def workflow(self) -> str:
@@ -178,7 +196,8 @@ class Run(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 class NewRun(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """A run that is to be started. `request` is the id of this start: a start with the same id is the same start.
 
-    `terms` is the digest of the limits that its `places` were computed from.
+    `terms` is the digest of the limits that its `places` were computed from. `on_existing` is what happens where a run
+    has this id.
     """
 
     id: str
@@ -193,6 +212,7 @@ class NewRun(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     priority: int = 0
     terms: str = ""
     code: str = ""
+    on_existing: OnExisting = "error"
 
 
 class RunEvent(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -356,6 +376,25 @@ def generation_id(run: str, generation: int) -> str:
     return run if generation == 1 else f"{run}~{generation}"
 
 
+def archive_id(run: Run) -> str:
+    """The id under which an ended run is kept when another run replaces it.
+
+    >>> archive_id(Run(id="order-7", type="order", created_at=0))
+    'order-7~1'
+    """
+    return f"{run.id}~{run.generation}"
+
+
+def is_child_of(run: Run, parent: Run) -> bool:
+    """Whether a run was started by this one, and not by a run that had its id before."""
+    return run.parent == parent.id and run.parent_first == parent.first
+
+
+def is_another(before: Run, run: Run) -> bool:
+    """Whether a run has replaced another one: fields that never change in the life of a run may differ."""
+    return before.first != run.first
+
+
 def at_once(now: int) -> int:
     """The due time of a run that is due from now on, even if the clock is set back."""
     return now - LONG_AGO
@@ -367,8 +406,11 @@ def due_since(run: Run) -> int:
     return due_at + LONG_AGO if due_at < 0 else due_at
 
 
-def start(new: NewRun, now: int, worker: str = "") -> Run:
-    """The record of a new run: it belongs to the worker that started it, or else any worker may claim it."""
+def start(new: NewRun, now: int, worker: str = "", *, replaced: Run | None = None, parent: Run | None = None) -> Run:
+    """The record of a new run: it belongs to the worker that started it, or else any worker may claim it.
+
+    It continues the generations and the fence of an ended run that it replaces.
+    """
     run = Run(
         id=new.id,
         type=new.type,
@@ -383,7 +425,16 @@ def start(new: NewRun, now: int, worker: str = "") -> Run:
         priority=new.priority,
         length=1,
         code=new.code,
+        parent_first=1 if parent is None else parent.first,
     )
+    if replaced is not None:
+        run = replace(
+            run,
+            fence=new_fence(replaced, now),
+            generation=replaced.generation + 1,
+            first=replaced.generation + 1,
+            replaces=archive_id(replaced),
+        )
     return claim(run, now, worker=worker, type=new.type, code=new.code) if worker else run
 
 
@@ -495,6 +546,7 @@ def continued(run: Run, now: int, *, posted: int, locks: Locks, remembered: Reme
         worker="",
         fence=new_fence(run, now),
         generation=run.generation + 1,
+        continued_at=now,
         due_at=at_once(now),
         started_at=now,
         length=2,
@@ -549,6 +601,7 @@ def revived(run: Run, now: int, *, keep: int, request: str, fresh: bool) -> Run:
         result=None,
         ended_at=None,
         cancelling=False,
+        cancelled_by=None,
         locks=(),
         waits=(),
         stuck=None,

@@ -15,13 +15,13 @@ from ...errors import RecordUnreadable
 from ..lock_outcomes import Outcome
 from ..slot import Conflict, Swap, written
 from . import record as rule
-from . import tree
+from . import replacing, tree
 from .admission import cancel, enter, finish
 from .blocking import may_claim, poisoned
 from .generations import begin_next
 from .helpers import can_drive, free, holder_of, is_alive, wake
 from .helpers import post as post_to
-from .limits import LimitVerdict, WorkflowLimits
+from .limits import ADMITTED, LimitVerdict, WorkflowLimits
 from .lock_requests import LockRequest
 from .locks import answers_before, ask, give_back, held, notify_offered
 from .outcomes import (
@@ -48,8 +48,8 @@ ORPHANS_AT_ONCE = 1_000
 """How many runs of crashed workers one claim releases, at most."""
 
 
-def start(repo: RunRepository, now: int, new: NewRun, worker: str) -> Outcome:
-    """Start a run for a worker, or for any worker that claims it."""
+def start(repo: RunRepository, now: int, new: NewRun, worker: str, *, parent: Run | None = None) -> Outcome:
+    """Start a run for a worker, or for any worker that claims it; a child for the parent that records it."""
     known = _known(repo, now, new)
     if known is not None:
         return known
@@ -57,26 +57,66 @@ def start(repo: RunRepository, now: int, new: NewRun, worker: str) -> Outcome:
         return WorkerGone()
     if not new.parent and ((terms := repo.terms(rule.workflow_of(new.type))) or WorkflowLimits()).digest != new.terms:
         return LimitsDiffer(terms=terms)  # a child is counted under the limits that its parent's code gave
-    entrance = enter(repo, now, rule.start(new, now), worker)
-    if entrance.run is None:
-        return Limited(verdict=entrance.verdict)
-    fresh = entrance.run.id == new.id
+    ended = repo.run(new.id)
+    replaced = None if ended is None else replacing.Replaced(repo, ended)
+    entrance = enter(repo, now, rule.start(new, now, replaced=ended, parent=parent), worker)
+    run, verdict = entrance.run, entrance.verdict
+    if run is None:
+        return Limited(verdict=verdict)
+    fresh = run.id == new.id
     if fresh:
+        if replaced is not None:
+            run = replaced.keep(now, run)
         repo.append(new.id, 0, (new.input,))
-        tree.joined(repo, entrance.run)
-    return Started(run=entrance.run, fresh=fresh, now=now, verdict=entrance.verdict, woken=entrance.woken)
+        tree.joined(repo, run)
+    return Started(run=run, fresh=fresh, now=now, verdict=verdict, woken=entrance.woken)
+
+
+def start_or_signal(repo: RunRepository, now: int, new: NewRun, event: RunEvent, worker: str) -> Outcome:
+    """Post a signal to the run with this id; where none is living, start one with the signal as its first event.
+
+    A signal that the ended run knows starts nothing.
+    """
+    before = repo.run(new.id)
+    again = replacing.started_by(repo, now, before, new.request)
+    if again is not None:
+        by = again.cancelled_by if again.status == "cancelled" and again.started_at is None else None
+        verdict = ADMITTED if by is None or by.run else LimitVerdict("cancel_newest", by.limit)
+        return Started(run=again, fresh=True, now=now, verdict=verdict)
+    if before is not None:
+        if before.workflow != rule.workflow_of(new.type):
+            return RunTaken(run=before, why="workflow")
+        if before.living or _knows(repo, before, event) is not None:
+            return post(repo, now, before.id, event)
+    outcome = start(repo, now, replace(new, key="", on_existing="replace_ended"), worker)
+    if not isinstance(outcome, Started) or outcome.run.id != new.id or not outcome.run.living:
+        return outcome
+    return replace(outcome, run=post_to(repo, now, outcome.run, event).run)
 
 
 def _known(repo: RunRepository, now: int, new: NewRun) -> Outcome | None:
     """The answer to a start whose run exists already, or whose id another run has."""
     before = repo.run(new.id)
-    if before is not None and before.request == new.request:
-        return Started(run=before, fresh=True, now=now)
+    again = replacing.started_by(repo, now, before, new.request)
+    if again is not None:
+        return Started(run=again, fresh=True, now=now)
     if new.key and (found := repo.run_with_key(rule.workflow_of(new.type), new.key)) is not None:
         known = repo.run(found)
         if known is not None:
             return Started(run=known, fresh=False, now=now)
-    return None if before is None else RunTaken(run=before)
+    return None if before is None else _existing(repo, now, new, before)
+
+
+def _existing(repo: RunRepository, now: int, new: NewRun, before: Run) -> Outcome | None:
+    """The answer to a start whose id another run has; None if the start replaces that run."""
+    if new.on_existing == "use":
+        if before.workflow != rule.workflow_of(new.type):
+            return RunTaken(run=before, why="workflow")
+        return Started(run=before, fresh=False, now=now)
+    if new.on_existing == "replace_ended":
+        why = replacing.obstacle(repo, before)
+        return RunTaken(run=before, why=why) if why else None
+    return RunTaken(run=before)
 
 
 def claim(
@@ -182,7 +222,7 @@ def record(
         repo.put_slot(swap.address, changed)
     taken, limited = (), {}
     for new in children:
-        started = start(repo, now, new, "")
+        started = start(repo, now, new, "", parent=before)
         woken += started.woken
         if isinstance(started, RunTaken):
             taken += (new.id,)
@@ -218,10 +258,8 @@ def record(
 def post(repo: RunRepository, now: int, run: str, event: RunEvent) -> Outcome:
     """Put an event into the inbox of a run that has not ended; its worker is notified, or the run becomes due."""
     before = repo.run(run)
-    if before is not None and event.key and (number := repo.event_with_key(run, event.key)) is not None:
+    if before is not None and (number := _knows(repo, before, event)) is not None:
         return Posted(number=number, fresh=False, run=before)
-    if before is not None and event.key and is_remembered(repo, before, event.key):
-        return Posted(number=0, fresh=False, run=before)
     if before is None or not before.living:
         return RunRefused(run=before)
     return cancel(repo, now, before, event) if event.kind == "cancel" else post_to(repo, now, before, event)
@@ -234,7 +272,7 @@ def revive(
     before = repo.run(run)
     if before is not None and before.last == request:
         return Posted(number=before.length, fresh=True, run=before)
-    if before is None or before.fence != fence or not free(repo, now, before):
+    if before is None or before.fence != fence or before.replaced_by or not free(repo, now, before):
         return RunRefused(run=before, holder=holder_of(repo, now, before))
     after = rule.revived(before, now, keep=max(1, min(keep, before.length)), request=request, fresh=fresh)
     woken: tuple[str, ...] = ()
@@ -312,6 +350,14 @@ def unregister_worker(repo: RunRepository, now: int, worker: str) -> Outcome:
 
 
 # -- parts ------------------------------------------------------------------------------------------------------
+
+
+def _knows(repo: RunRepository, run: Run, event: RunEvent) -> int | None:
+    """The number of an event with this key that a run has received; 0: an earlier generation has read it."""
+    if not event.key:
+        return None
+    number = repo.event_with_key(run.id, event.key)
+    return 0 if number is None and is_remembered(repo, run, event.key) else number
 
 
 def _given(repo: RunRepository, now: int, run: Run, block: Block | None) -> Claim:

@@ -11,7 +11,7 @@ from ...rules import lock
 from ...rules.lock_record import LockRecord
 from ...rules.record_type import R, RecordType
 from ...rules.runs.limits import Limit, LimitKey, WorkflowLimits, group_of
-from ...rules.runs.record import Run, RunEvent, WorkerRecord, memberships
+from ...rules.runs.record import Run, RunEvent, WorkerRecord, is_another, memberships
 from ...rules.runs.repository import RunFilter
 from ...rules.slot import EMPTY_SLOT, Address, Slot
 from .records import MemoryRecords
@@ -50,11 +50,13 @@ class MemoryRunRepository:
         """Write a run, new or changed, and update the lists that contain it."""
         before = self._runs.get(run.id)
         self._runs[run.id] = run
-        if before is None:
+        if before is None or is_another(before, run):
+            if before is not None:
+                del self._by_age[bisect_left(self._by_age, (before.created_at, run.id))]
             insort(self._by_age, (run.created_at, run.id))
             if run.key:
                 self._by_key[run.workflow, run.key] = run.id
-        elif before.due_at is not None:
+        if before is not None and before.due_at is not None:
             due = self._due[before.type]
             del due[bisect_left(due, (before.due_at, run.id))]
         if run.due_at is not None:

@@ -17,7 +17,7 @@ import msgspec
 
 from ...rules.lock_record import encode
 from ...rules.runs.lock_requests import RUN_PREFIX
-from ...rules.runs.record import Run, memberships
+from ...rules.runs.record import Run, is_another, memberships
 from ...rules.slot import client_of
 from ..footprint import LOOKED_AT
 from ..questions import (
@@ -64,6 +64,12 @@ UPDATE holdfast.runs AS o SET {_SETS}
  CROSS JOIN LATERAL (SELECT r.ctid AS spot FROM holdfast.runs AS r WHERE r.namespace = $1 AND r.id = n.id LIMIT 1) AS x
  WHERE o.ctid = x.spot
 """
+_ALL = ", ".join(
+    f"{name} = n.{name}::json" if name in ("attributes", "rest") else f"{name} = n.{name}"
+    for name in _NAMES
+    if name != "id"
+)
+REPLACE_RUNS = UPDATE_RUNS.replace(f"SET {_SETS}", f"SET {_ALL}")
 CUT_JOURNALS = """
 DELETE FROM holdfast.journal AS o WHERE o.ctid = ANY (ARRAY(
     SELECT x.spot FROM jsonb_to_recordset($2::jsonb) AS n(run text, keep bigint) CROSS JOIN LATERAL (
@@ -226,8 +232,10 @@ class PostgresWriter:
     def _write_runs(self, changes: Changes) -> None:
         runs = [changes.runs[name] for name in sorted(changes.runs)]
         new = {run.id for run in runs if self._is_new(RunById(run.id))}
+        others = {run.id for run in runs if run.id not in new and is_another(self._stored(RunById(run.id)), run)}
+        self._send(REPLACE_RUNS, (row_of(run) for run in runs if run.id in others))  # each gives up its key
         self._send(INSERT_RUNS, (row_of(run) for run in runs if run.id in new))
-        self._send(UPDATE_RUNS, (row_of(run) for run in runs if run.id not in new))
+        self._send(UPDATE_RUNS, (row_of(run) for run in runs if run.id not in new and run.id not in others))
 
     def _write_journals(self, changes: Changes) -> None:
         cuts: dict[str, int] = {}

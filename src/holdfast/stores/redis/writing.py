@@ -178,7 +178,9 @@ class RedisWriter:
         layout = self._layout
         created, name = score(after.created_at), after.id
         if before is None:
-            additions += [["ZADD", layout.by_age, created, name], ["ZADD", layout.by_id, "0", name]]
+            additions.append(["ZADD", layout.by_id, "0", name])
+        if before is None or before.created_at != after.created_at:
+            additions.append(["ZADD", layout.by_age, created, name])
         if before is None or before.type != after.type:
             additions.append(["SADD", layout.types, after.type])
         old, new = sets_of(layout, before), sets_of(layout, after)

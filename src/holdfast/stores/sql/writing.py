@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from ...rules.runs.record import LOCK_QUEUE, Membership, Run, memberships, worker_key
+from ...rules.runs.record import LOCK_QUEUE, Membership, Run, is_another, memberships, worker_key
 from .. import questions as q
 from ..questions import Changes, Question
 from ..repository import BatchRepository
@@ -232,8 +232,8 @@ class Writing:
         for before, run in runs:
             text = checked_run(run)
             worker = run.worker.encode() or None
+            key = digest(run.workflow, run.key) if run.key else None
             if before is None:
-                key = digest(run.workflow, run.key) if run.key else None
                 names = (run.type.encode(), run.workflow.encode(), run.status.encode())
                 new.append((run.id.encode(), text, *names, run.created_at, run.due_at, worker, key, self._stamp))
                 continue
@@ -246,6 +246,8 @@ class Writing:
                 values["due_at"] = run.due_at
             if before.worker != run.worker:
                 values["worker"] = worker
+            if is_another(before, run):
+                values |= {"workflow": run.workflow.encode(), "created_at": run.created_at, "start_key": key}
             self._update(self._tables.runs, self._is("id", run.id), **values)
         self._insert(self._tables.runs, columns, new)
         for item, until in changes.dangling.items():
@@ -257,12 +259,11 @@ class Writing:
     def _write_attributes(self, runs: Sequence[tuple[Run | None, Run]]) -> None:
         added: list[tuple[bytes, int, bytes]] = []
         for before, run in runs:
-            old = _terms(before)
-            new = _terms(run)
-            for term in sorted(old - new):
-                where = f"term = {self._literal(term)} AND created_at = {run.created_at} AND {self._is('run', run.id)}"
+            old, new = _terms(before), _terms(run)
+            for created_at, term in sorted(old - new):
+                where = f"term = {self._literal(term)} AND created_at = {created_at} AND {self._is('run', run.id)}"
                 self._delete(self._tables.attributes, where)
-            added += [(term, run.created_at, run.id.encode()) for term in sorted(new - old)]
+            added += [(term, created_at, run.id.encode()) for created_at, term in sorted(new - old)]
         self._insert(self._tables.attributes, "term, created_at, run", added)
 
     def _write_journals(self, changes: Changes) -> None:
@@ -417,9 +418,10 @@ def _places(run: Run | None) -> list[Membership]:
     return [] if run is None else memberships(run)
 
 
-def _terms(run: Run | None) -> set[bytes]:
-    found = {} if run is None else run.attributes
-    return {digest(*attribute_term(name, value)) for name, value in found.items()}
+def _terms(run: Run | None) -> set[tuple[int, bytes]]:
+    if run is None:
+        return set()
+    return {(run.created_at, digest(*attribute_term(name, value))) for name, value in run.attributes.items()}
 
 
 def _groups_of(runs: Iterable[tuple[Run | None, Run]], changes: Changes) -> set[str]:

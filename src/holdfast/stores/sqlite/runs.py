@@ -20,7 +20,7 @@ from ...rules.lock_outcomes import Outcome
 from ...rules.lock_record import LockRecord, decode, encode
 from ...rules.record_type import R, RecordType
 from ...rules.runs.locks import notify_offered
-from ...rules.runs.record import LONG_AGO, Run, RunEvent, WorkerRecord
+from ...rules.runs.record import LONG_AGO, Run, RunEvent, WorkerRecord, is_another
 from ...rules.runs.repository import RunFilter
 from ...rules.slot import Address, Slot
 from ..common import failed
@@ -35,6 +35,8 @@ SAVE = (
     "status = excluded.status, due_at = excluded.due_at, worker = excluded.worker, record = excluded.record"
 )
 # A `RecordRun` usually changes no indexed column of its run: then no index is updated.
+# A run that has replaced an ended one differs in every column: its row is written anew.
+REMOVE = "DELETE FROM runs WHERE namespace = ? AND id = ?"
 TOUCH = "UPDATE runs SET record = ? WHERE namespace = ? AND id = ?"
 LOAD = "SELECT record FROM runs WHERE namespace = ? AND id = ?"
 # The driver releases the GIL for every statement and row, and waits for it again each time while an engine drives other
@@ -179,6 +181,9 @@ class SqliteRunRepository(SqliteLimits):
                 if run.attributes or (before is not None and before.attributes):
                     self._attribute(before, run)
                 record = _encoder.encode(run).decode()
+                if before is not None and is_another(before, run):
+                    self._db.execute(REMOVE, (self._namespace, name))
+                    before = None
                 if before is not None and _indexed(before) == _indexed(run):
                     touched.append((run.id, record))
                 else:
