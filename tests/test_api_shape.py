@@ -44,7 +44,8 @@ SUBPACKAGES = {
         "initial_lock_record",
     ],
     "holdfast.workflow": [
-        "Admission", "BlockInfo", "ChildHandle", "Concurrency", "Context", "Engine", "Rate", "ReplayReport", "Retry",
+        "Admission", "BlockInfo", "ChildHandle", "Concurrency", "Context", "Engine", "LimitCancelInfo", "Rate",
+        "ReplayReport", "Retry",
         "RunHandle", "RunHistory", "RunInfo", "RunLease", "RunsPage", "Step", "StepInfo", "Workflow", "current_step",
         "step", "workflow",
     ],
@@ -122,7 +123,9 @@ def test_both_clients_have_the_same_methods(kind):
 
 @pytest.mark.parametrize("kind", [Runs, AsyncRuns])
 def test_sync_and_async_runs_have_the_same_methods(kind):
-    assert public(kind) == ["cancel", "export", "fail", "get", "list", "restart", "result", "retry", "signal", "start"]
+    assert public(kind) == [
+        "cancel", "export", "fail", "get", "list", "restart", "result", "retry", "signal", "start", "start_or_signal",
+    ]  # fmt: skip
 
 
 def test_the_engine_the_context_and_the_handle_have_these_methods():

@@ -6,7 +6,7 @@ from .engine import Engine, RunHandle
 from .history import RunHistory
 from .history_check import ReplayReport
 from .limits import Admission, Concurrency, Rate
-from .queries import BlockInfo, RunInfo, RunsPage
+from .queries import BlockInfo, LimitCancelInfo, RunInfo, RunsPage
 from .replay_locks import RunLease
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "Concurrency",
     "Context",
     "Engine",
+    "LimitCancelInfo",
     "Rate",
     "ReplayReport",
     "Retry",
