@@ -354,7 +354,12 @@ class Engine(AsyncRunQueries, AsyncOnly):
     async def _drive(self, started: Started, input: str, *events: RunEvent) -> None:
         """Drive a run that was started for this worker, with the events that it was started with."""
         worker, run = self._open()[1], started.run
-        if not started.fresh or not run.worker or run.worker != worker.id or run.id in worker.drivers:
+        if not started.fresh or not run.worker or run.worker != worker.id:
+            return
+        ending = worker.drivers.get(run.id)
+        if ending is not None and ending.run.fence != run.fence:  # it has driven the run that this one replaces
+            await ending.finished.wait()
+        if run.id in worker.drivers:
             return
         if run.posted > len(events) or run.length > 1:  # the start was sent again, and something happened in between
             await worker.claim(limit=1, runs=(run.id,))
