@@ -13,7 +13,7 @@ DEV := $(VENV)/.installed-dev
 BENCH := $(VENV)/.installed-bench
 SBOM := .venv-sbom
 
-CAMPAIGNS := counter semaphore clock waiters lost_replies blocked_loops state leader turnover network outages skew stuck_row queue_load load crashes engines recovery takeover limits run_locks
+CAMPAIGNS := counter semaphore clock waiters lost_replies blocked_loops state leader turnover network outages skew stuck_row queue_load load crashes engines recovery takeover limits run_locks deploy
 
 FAST := src tests/rules tests/runtime tests/state tests/locks tests/test_api_shape.py tests/test_architecture.py tests/test_errors.py
 
@@ -86,7 +86,7 @@ test-suite: $(DEV)
 
 test-growth: $(DEV)
 	HOLDFAST_GROWTH=full $(PY) -m pytest -rs tests/workflows/test_growth.py tests/stores/test_redis_growth.py \
-	  tests/stores/test_postgres_lists.py tests/stores/test_sqlite_lists.py
+	  tests/stores/test_postgres_lists.py tests/stores/test_sqlite_lists.py tests/stores/test_purge_growth.py
 
 test-interfaces: $(DEV)
 	$(PY) -m pytest -rs tests/locks/test_named_leases.py tests/state/test_durable_locks.py tests/locks/test_run_locks.py tests/state/test_state.py

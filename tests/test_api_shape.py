@@ -44,10 +44,9 @@ SUBPACKAGES = {
         "initial_lock_record",
     ],
     "holdfast.workflow": [
-        "Admission", "BlockInfo", "ChildHandle", "Concurrency", "Context", "Engine", "LimitCancelInfo", "Rate",
-        "ReplayReport", "Retry",
-        "RunHandle", "RunHistory", "RunInfo", "RunLease", "RunsPage", "Step", "StepInfo", "Workflow", "current_step",
-        "step", "workflow",
+        "Admission", "BlockInfo", "ChildHandle", "Concurrency", "Context", "ContinueAsNew", "Engine", "LimitCancelInfo",
+        "PurgeReport", "Rate", "ReplayReport", "Retry", "RunHandle", "RunHistory", "RunInfo", "RunLease", "RunsPage",
+        "Step", "StepInfo", "Workflow", "current_step", "step", "workflow",
     ],
     "holdfast.fencing": [
         "AsyncFencedScript", "FenceCondition", "Fenced", "FencedScript", "fence_condition", "fenced_get", "fenced_put",
@@ -124,19 +123,21 @@ def test_both_clients_have_the_same_methods(kind):
 @pytest.mark.parametrize("kind", [Runs, AsyncRuns])
 def test_sync_and_async_runs_have_the_same_methods(kind):
     assert public(kind) == [
-        "cancel", "export", "fail", "get", "list", "restart", "result", "retry", "signal", "start", "start_or_signal",
+        "cancel", "export", "fail", "fork", "get", "import_", "list", "purge", "restart", "result", "retry", "signal",
+        "start", "start_or_signal",
     ]  # fmt: skip
 
 
 def test_the_engine_the_context_and_the_handle_have_these_methods():
     assert public(Engine) == [
-        "active_runs", "cancel", "close", "drain", "events", "export", "fail", "get", "handle", "list", "open",
-        "recover_all",
+        "active_runs", "cancel", "close", "drain", "events", "export", "fail", "fork", "get", "handle", "import_",
+        "list", "open", "purge", "recover_all",
         "restart", "resume", "retry", "signal", "start", "start_or_signal", "sweep", "unclaimed",
     ]  # fmt: skip
     assert public(RunHandle) == ["cancel", "info", "result", "signal", "status"]
     assert public(Context) == [
-        "call", "child", "deprecate_patch", "locks", "mutex", "now", "patched", "random", "rwlock", "semaphore",
+        "call", "child", "continue_as_new", "deprecate_patch", "history_length",
+        "locks", "mutex", "now", "patched", "random", "rwlock", "semaphore",
         "set_attributes", "signals", "sleep", "sleep_until", "start_child", "step", "transaction", "uuid4",
         "wait_for_signal",
     ]  # fmt: skip

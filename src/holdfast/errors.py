@@ -266,6 +266,14 @@ class RunEnded(HoldfastError):
         self.status = status
 
 
+class SignalsUnread(HoldfastError):
+    """A run of a workflow with `on_unread="fail"` returned without reading all signals. They are kept."""
+
+    def __init__(self, message: str | None = None, *, run_id: str = "") -> None:
+        super().__init__(message)
+        self.run_id = run_id
+
+
 class WorkflowFailed(HoldfastError):
     """The run did not complete. `kind` is the type of its error, `traceback` is its traceback, as text."""
 

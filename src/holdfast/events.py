@@ -109,8 +109,21 @@ EVENTS: dict[str, Kind] = {
         "the code of this engine cannot continue a run: it keeps its locks and waits for code that fits its history",
         ("run", "workflow", "reason", "tries", "code"),
     ),
+    "history_long": Kind(
+        "warning",
+        "the history of a run has 10,000 entries; each worker that claims the run replays it: use ctx.continue_as_new",
+        ("run", "workflow", "entries"),
+    ),
+    "signals_unread": Kind(
+        "warning", "a run has ended with unread signals, contrary to its on_unread=", ("run", "workflow", "signals")
+    ),
     "records_removed": Kind(
         "debug", "records that were not used for longer than the retention were removed", ("removed",)
+    ),
+    "runs_purged": Kind(
+        "info",
+        "ended runs that were older than the limit were removed, with all that belongs to them",
+        ("workflow", "count"),
     ),
     "callback_failed": Kind("error", "a callback of the user raised", ("key", "callback", "error")),
 }

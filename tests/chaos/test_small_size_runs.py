@@ -5,7 +5,18 @@ from __future__ import annotations
 import pytest
 from smaller_size import check_campaign
 
-CAMPAIGNS = ("waiters", "turnover", "load", "crashes", "engines", "recovery", "takeover", "limits", "run_locks")
+CAMPAIGNS = (
+    "waiters",
+    "turnover",
+    "load",
+    "crashes",
+    "engines",
+    "recovery",
+    "takeover",
+    "limits",
+    "run_locks",
+    "deploy",
+)
 
 
 @pytest.mark.parametrize("name", CAMPAIGNS)

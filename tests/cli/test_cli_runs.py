@@ -201,6 +201,11 @@ def test_a_note_in_a_list_is_cut_on_a_terminal_only(url, hf):
         (["list", "--after", "x"], "page of runs"),
         (["show", "a\x00"], "run id"),
         (["restart", "a"], "--yes"),
+        (["purge"], "--older-than"),
+        (["purge", "--older-than", "1 day"], "--yes"),
+        (["purge", "--older-than", "-1", "--yes"], "older_than"),
+        (["purge", "--older-than", "soon", "--yes"], "older_than"),
+        (["purge", "--older-than", "1 day", "--status", "running", "--yes"], "running"),
     ],
 )
 def test_a_usage_error_ends_with_2(url, hf, arguments, words):
@@ -405,6 +410,31 @@ def test_a_run_that_a_worker_drives_is_not_restarted(url, hf):
         assert "is driven by smith" in failure(done, 1)
         assert answer(done)["error"]["type"] == "RunLocked"
         assert "is running" in failure(holdfast("runs", "retry", "n", "--url", url), 1)
+
+
+# -- purge ----------------------------------------------------------------------------------------------------
+
+
+def test_a_purge_removes_ended_runs_and_prints_what_it_removed(failed, hf):
+    hf.runs.start("naps", id="n")
+    done = holdfast("runs", "purge", "--older-than", "1 day", "--yes", "--url", failed)
+    assert (done.exit_code, done.stdout) == (0, "Removed: 0 runs.\n")
+    done = holdfast("runs", "purge", "--older-than", "0", "--status", "completed", "--yes", "--url", failed)
+    assert done.stdout == "Removed: 0 runs.\n"
+    done = holdfast("runs", "purge", "--older-than", "0", "--workflow", "order", "--yes", "--json", "--url", failed)
+    assert answer(done) == {"trees": 1, "runs": 1, "kept_living": 0, "kept_young": 0, "kept_unreadable": 0}
+    assert [run.id for run in hf.runs.list().runs] == ["n"]
+
+
+def test_on_a_terminal_a_purge_counts_and_asks(failed, hf):
+    for typed, code, left in (("n\n", 1, 1), ("y\n", 0, 0)):
+        with terminal("runs", "purge", "--older-than", "0", "--url", failed) as screen:
+            assert "1 run can be removed." in screen.until("[y/N]")
+            screen.type(typed)
+            assert screen.end() == code
+        assert len(hf.runs.list().runs) == left
+    with terminal("runs", "purge", "--older-than", "0", "--url", failed) as screen:
+        assert screen.end() == 0
 
 
 # -- resume -------------------------------------------------------------------------------------------------

@@ -208,8 +208,8 @@ EXECUTOR = [
     Mutant(
         "a form of PostgreSQL takes every field of an end",
         "stores/postgresql/fast_path.py",
-        "    if command.then is not None and not _known.cover(command.then):\n        return None\n",
-        "",
+        " or (then is not None and not _known.cover(then)):",
+        ":",
         (NEW_COMMANDS + "[Finish-postgres]",),
     ),
     Mutant(

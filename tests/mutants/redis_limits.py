@@ -108,13 +108,6 @@ REDIS_LIMITS = [
         (LIMITS + "test_an_unreadable_queued_run_does_not_delay_others[valkey]",),
     ),
     Mutant(
-        "a child that crashes its workers is half ended if its parent is unreadable",
-        "rules/runs/transitions.py",
-        "        read_for_end(repo, run)\n",
-        "        pass\n",
-        (RUN_FAULTS + "test_the_end_of_a_child_with_an_unreadable_parent_changes_nothing[valkey]",),
-    ),
-    Mutant(
         "a run with an unreadable run lock stops every claim",
         "rules/runs/transitions.py",
         "            if runs:\n                raise\n",

@@ -26,8 +26,8 @@ REDIS_WRITING = [
     Mutant(
         "a run is not put into the list of all ids",
         WRITING,
-        '            additions.append(["ZADD", layout.by_id, "0", name])\n',
-        "            pass\n",
+        ', ["ZADD", layout.by_id, "0", name]]',
+        "]",
         (INDEXES,),
     ),
     Mutant(

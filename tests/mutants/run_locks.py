@@ -176,7 +176,7 @@ OF_THE_ENGINE = [
     Mutant(
         "a run that ends does not record its running children",
         "workflow/driver.py",
-        'then.status != "completed" and code.children',
+        'then.status != "completed" and code.living_children',
         "not code.children",
         (RETRYING + "test_a_child_that_was_cancelled_with_its_parent_is_retried_with_it[memory-cancelled-retry]",),
     ),

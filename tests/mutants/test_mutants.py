@@ -12,6 +12,8 @@ from .cas import CAS_CORE
 from .clients import ABOVE
 from .dynamodb import DYNAMODB
 from .executor import EXECUTOR
+from .forking import FORKING
+from .generations import CONTINUING
 from .guards import GUARDS
 from .heartbeats import HELD
 from .limits import LIMITS
@@ -20,6 +22,7 @@ from .mongodb import MONGODB
 from .offers import OF_CLIENTS, OF_SQLITE, OF_THE_RULES
 from .postgres import POSTGRES
 from .postgres_runs import POSTGRES_RUNS
+from .purging import PURGING
 from .records import OF_RECORDS, OF_TYPES
 from .redis import REDIS
 from .replacing import REPLACING, WAITERS_OF_REPLACED
@@ -46,6 +49,9 @@ MUTANTS = [
     *WORKFLOWS,
     *BLOCKING,
     *WAITERS_OF_REPLACED,
+    *CONTINUING,
+    *FORKING,
+    *PURGING,
     *OF_THE_ENGINE,
     *OF_THE_WORKER,
     *POSTGRES,

@@ -124,14 +124,14 @@ WORKFLOWS = [
     Mutant(
         "a cancelled run does not reach its children",
         "workflow/replay.py",
-        "        for child in list(self._children):\n            self.cancel_child(child)\n",
+        "        for child in self.living_children:\n            self.cancel_child(child)\n",
         "",
         (FLOWS + "test_cancel_ends_children_that_are_not_awaited[memory]",),
     ),
     Mutant(
         "random numbers differ in every replay",
         "workflow/replay.py",
-        'seed=f"{run.id}:{run.request}:{run.created_at}:{self.attempt}"',
+        'seed=f"{seed_of(run, self.forked)}:{self.attempt}"',
         'seed=f"{id(self)}"',
         (FLOWS + "test_time_and_random_numbers_are_the_same_in_every_replay[memory]",),
     ),
@@ -152,8 +152,10 @@ WORKFLOWS = [
     Mutant(
         "other things are delivered while a transaction has the journal",
         "workflow/driver.py",
-        "        if self.left is not None or self._busy:\n            return\n        self._busy = True\n        code",
-        "        if self.left is not None:\n            return\n        self._busy = True\n        code",
+        "        if self.left is not None or self._busy:\n            return\n"
+        "        if self._block is not None:\n            self._flush()\n",
+        "        if self.left is not None:\n            return\n"
+        "        if self._block is not None:\n            self._flush()\n",
         (OWNERSHIP + "test_steps_beside_a_transaction_wait_for_it_and_nothing_is_lost",),
     ),
     Mutant(
@@ -295,7 +297,7 @@ WORKFLOWS = [
     Mutant(
         "a child of another attempt is reported like any other run",
         "workflow/children.py",
-        "        if child.parent != parent and child.root == new.root and same_but_for_attempts(child.parent, parent):\n",
+        "        if child.parent != parent and child.root == new.root and same_but_for_attempts(child.parent, parent):\n",  # noqa: E501
         "        if False:\n",
         (ATTEMPTS + OF_ANOTHER_ATTEMPT + "[memory-True]",),
     ),
@@ -518,7 +520,7 @@ WORKFLOWS = [
     Mutant(
         "a retry forgets that the run was restarted",
         "workflow/queries.py",
-        "restart or (keep == 1 and run.last.startswith(RESTART))",
+        "restart or (keep == j.beginning(claim.entries) and run.last.startswith(RESTART))",
         "restart",
         (RETRYING + BEFORE_ITS_RECORD + "[cancelled-sqlite]",),
     ),

@@ -9,9 +9,19 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from holdfast import commands as c
+from holdfast.commands import purging as p
 from holdfast.commands import runs as r
 from holdfast.rules.runs.limits import Limit, LimitKey, WorkflowLimits
-from holdfast.rules.runs.outcomes import Limited, LimitsDiffer, Recorded, RunTaken, Started, WorkerGone
+from holdfast.rules.runs.outcomes import (
+    Limited,
+    LimitsDiffer,
+    Purged,
+    PurgeStep,
+    Recorded,
+    RunTaken,
+    Started,
+    WorkerGone,
+)
 from holdfast.rules.runs.record import Finish, Park
 from holdfast.rules.slot import Conflict
 from holdfast.testing.builders import SECOND, START, acquire, release, swap
@@ -49,7 +59,46 @@ def run_now(see, run):
     return see(r.ReadRun(run=run)).claim.run
 
 
+LATER = START + 3_600 * SECOND
+
+
+def purge_step(step):
+    return p.PurgeTree(root="r", before=LATER, purge="p", step=step)
+
+
+def ended(run, **more):
+    return [start(run, **more), r.FailRun(run=run, fence=0, reason="null", request=f"end {run}")]
+
+
+def revive(run):
+    return r.ReviveRun(run=run, fence=0, keep=1, request=f"again {run}")
+
+
 CASES = {
+    "a run that is purged": Case(
+        ended("r"),
+        p.PurgeRuns(roots=("r",), before=LATER),
+        [revive("r")],
+        lambda answer, see: answer == Purged(trees=0, runs=0, living=1) and run_now(see, "r").living,
+    ),
+    "a run below one that is purged": Case(
+        [*ended("r"), *ended("r/1", parent="r", root="r")],
+        p.PurgeRuns(roots=("r",), before=LATER),
+        [revive("r/1")],
+        lambda answer, see: answer == Purged(trees=0, runs=0, living=1) and run_now(see, "r/1").living,
+    ),
+    "a run below one that is hidden": Case(
+        [*ended("r"), *ended("r/1", parent="r", root="r"), purge_step("mark")],
+        purge_step("hide"),
+        [revive("r/1")],
+        lambda answer, see: answer == PurgeStep(state="refused") and run_now(see, "r").status == "failed",
+    ),
+    "the state of a run that is purged": Case(
+        ended("r"),
+        p.PurgeRuns(roots=("r",), before=LATER),
+        [c.SwapSlot(address=("execution", "r", "k"), request="a.1", expected="", version=0, value="1")],
+        lambda answer, see: answer.runs == 1 and see(c.ReadSlot(address=("execution", "r", "k"))).value is None,
+    ),
     "the number of admitted runs": Case(
         [publish(TEN), *(limited(f"r{n}", TEN, worker="w.1") for n in range(10))],
         limited("new", TEN),

@@ -13,6 +13,7 @@ from holdfast.rules.runs import record as rule
 from holdfast.rules.runs.outcomes import Claimed, Recorded, RunPage, RunRefused, RunSeen, Started
 from holdfast.rules.runs.record import Finish, NewRun, Park, RunEvent
 from holdfast.rules.runs.repository import RunFilter
+from holdfast.rules.runs.tree import tree_key
 from holdfast.rules.slot import SlotSeen, Swap
 from holdfast.testing.builders import ME, SECOND, SLOT, START, read, swap
 from holdfast.testing.run_histories import RunHistoryGenerator, RunModel
@@ -28,6 +29,9 @@ def provider(request):
 
 
 # ---------------------------------------------------------------- layout
+
+
+MEMBER = f"record:tree-member:{tree_key('p', 'p/1')}"
 
 
 def test_the_layout_of_runs_is_this_one(server, base, connection):
@@ -48,7 +52,8 @@ def test_the_layout_of_runs_is_this_one(server, base, connection):
         "keys", "lock:worker/w.1", "workers", "run:p", "run:p/1", "run:z", "journal:p", "journal:p/1", "journal:z",
         "inbox:p", "inbox:z", "inbox-keys:p", "runs:age", "runs:due:mail@*", "runs:of:w.1", "runs:living:order",
         "runs:living:mail@*", "runs:types", "runs:keys", "runs:ids", "runs:in:running:order", "runs:in:pending:mail",
-        "runs:in:cancelled:mail", 'runs:with:"customer"="acme"', 'runs:with:"n"=1',
+        "runs:in:cancelled:mail", "runs:ended:cancelled:mail", "records:keys:tree-member", MEMBER,
+        'runs:with:"customer"="acme"', 'runs:with:"n"=1',
     }  # fmt: skip
     assert stored["run:p"] == {
         "type": "order", "status": "running", "created_at": str(START), "worker": "w.1",

@@ -11,6 +11,7 @@ from bisect import bisect_right
 
 from holdfast.rules.runs.limits import group_of
 from holdfast.rules.runs.record import worker_key
+from holdfast.rules.slot import EXECUTION
 from holdfast.stores import questions as q
 from holdfast.stores.common import woken_by_channel
 from holdfast.stores.executor import execute
@@ -64,6 +65,10 @@ class MemorySource:
                 return repo.terms(question.workflow)
             case q.SlotAt():
                 return self.space.slots.get(question.address)
+            case q.SlotsOf():
+                return tuple(
+                    key for scope, owner, key in self.space.slots if (scope, owner) == (EXECUTION, question.owner)
+                )
             case q.RecordAt():
                 stored = self.space.typed.get(question.kind, question.key)
                 return None if stored is None else stored.text
@@ -112,6 +117,8 @@ class MemorySource:
     def write(self, repository, hints, woken):
         self.writes += 1
         changes, repo = repository.changes, self.space.runs
+        for cleared in changes.cleared.values():
+            repo.clear_run(cleared.stored, cleared.left)
         for run in changes.runs.values():
             repo.save(run)
         for run, steps in changes.journals.items():

@@ -1,4 +1,4 @@
-"""`holdfast runs`: list, show (runs_show.py) and check runs (runs_replay.py); cancel, retry, restart, give up one.
+"""`holdfast runs`: list, show (runs_show.py), check (runs_replay.py), fork and import (runs_fork.py), purge, end them.
 
 Nothing here drives a run: that needs its code, which `holdfast worker` imports.
 """
@@ -17,6 +17,8 @@ from ..workflow import RunInfo
 from .exit_codes import FAILED
 from .options import Settings, common, pass_settings
 from .output import format_duration, format_time, print_json, print_line
+from .runs_fork import fork_run, import_run
+from .runs_purge import purge_runs
 from .runs_reading import (
     RunSnapshot,
     blocking_text,
@@ -49,13 +51,16 @@ class RestartDeclined(HoldfastError):
 @click.group()
 @common
 def runs() -> None:
-    """List, show, export and check workflow runs, and cancel, retry, restart or give up one."""
+    """List, show, export, import, check and purge workflow runs, and cancel, retry, restart, fork or give up one."""
 
 
 runs.add_command(list_runs)
 runs.add_command(show_run)
 runs.add_command(export_run)
 runs.add_command(replay_runs)
+runs.add_command(fork_run)
+runs.add_command(import_run)
+runs.add_command(purge_runs)
 
 
 # -- cancel, retry, restart -------------------------------------------------------------------------------------

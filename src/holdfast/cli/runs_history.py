@@ -54,10 +54,23 @@ def history_of(claim: Claim) -> list[dict[str, Any]]:  # noqa: C901, PLR0912  (a
                 kind, value = "again", _failure(entry.error, None)
             case j.AttemptBegun():
                 kind = "attempt begun"
+            case j.Continued():
+                kind, name = "continued", "the workflow asked for it" if entry.because == "asked" else "unread signals"
+                value = [lock.key for lock in entry.locks] or None
             case j.Patched():
                 kind, name = "patch", entry.name
+            case j.Forked():
+                kind, name, value = "forked", entry.origin, {"step": entry.step or None, "entries": entry.kept}
         found.append({"at": time_of(entry.at), "kind": kind, "name": name, "value": value})
     return found
+
+
+def origin_of(claim: Claim) -> str | None:
+    """Of which run this one is a fork; None: of none."""
+    entry = j.decode_entry(claim.entries[1]) if len(claim.entries) > 1 else None
+    if not isinstance(entry, j.Forked):
+        return None
+    return f"forked from {entry.origin}" + (f" at the step {entry.step}" if entry.step else "")
 
 
 def unread_signals(claim: Claim) -> list[dict[str, Any]]:
@@ -74,6 +87,17 @@ def unread_signals(claim: Claim) -> list[dict[str, Any]]:
         for event in claim.events
         if event.kind == "signal" and event.number not in read
     ]
+
+
+def carried_locks(claim: Claim) -> set[str]:
+    """The keys of the locks that the run has kept from an earlier generation, and that this one has not asked for."""
+    continued = j.continued_entry(claim.entries)
+    if continued is None:
+        return set()
+    entries = [j.decode_entry(text) for text in claim.entries[2:]]
+    asked = {entry.number for entry in entries if isinstance(entry, j.LockGranted)}
+    held = {number for number, _ in claim.run.locks}
+    return {lock.key for lock in continued.locks if lock.number in held - asked}
 
 
 def stored_value(text: str) -> Any:

@@ -19,7 +19,7 @@ from ..validation import seconds
 from ..workflow import RunInfo
 from .options import Settings, common, pass_settings
 from .output import escaped_text, format_duration, format_time, format_token, print_json, print_line, print_rows
-from .runs_history import history_of, stored_value, unread_signals
+from .runs_history import carried_locks, history_of, origin_of, stored_value, unread_signals
 from .runs_reading import (
     RunSnapshot,
     Waits,
@@ -195,7 +195,8 @@ def _show_status(found: RunSnapshot) -> None:
     title = escaped_text(info.id, "bold").append(f" of {workflow_text(info)} is ")
     print_line(title.append(info.status, _STYLES.get(info.status, "")))
     ended = "" if info.ended_at is None else f", ended {format_time(info.ended_at)}"
-    started = "" if info.started_at is None else f", first driven {format_time(info.started_at)}"
+    first = "first driven" if info.generation == 1 else f"generation {info.generation} since"
+    started = "" if info.started_at is None else f", {first} {format_time(info.started_at)}"
     print_line(f"  created {format_time(info.created_at)}{started}{ended}")
     if info.holder is not None:
         print_line(f"  driven by {info.holder}, token {format_token(run.fence)}")
@@ -248,12 +249,16 @@ def _show_details(found: RunSnapshot, waits: Waits) -> None:
         print_line(f"  was cancelled by a limit: {info.cancelled_by}")
     if info.parent is not None:
         print_line(f"  child of {info.parent}")
+    if (origin := origin_of(claim)) is not None:
+        print_line(f"  {origin}")
     if info.idempotency_key is not None:
         print_line(f"  started with the idempotency key {info.idempotency_key}")
     for name, value in info.attributes.items():
         print_line(f"  attribute {name} = {json.dumps(value, ensure_ascii=False)}")
+    carried = carried_locks(claim)
     for key in info.locks:
-        print_line(f"  {'waits for' if key in waits.locks else 'has'} the lock {key} (see: holdfast locks show)")
+        how = "waits for" if key in waits.locks else "keeps from an earlier generation" if key in carried else "has"
+        print_line(f"  {how} the lock {key} (see: holdfast locks show)")
     for child in waits.children:
         print_line(f"  waits for the child {child}")
     print_line(f"  input: {_short(claim.entries[0])}")

@@ -7,11 +7,11 @@ within one atomic step, or has a native form of it.
 from __future__ import annotations
 
 from ..rules.lock_outcomes import Outcome
-from ..rules.runs import admission, blocking, transitions
+from ..rules.runs import admission, blocking, importing, transitions
 from ..rules.runs.limits import WorkflowLimits
 from ..rules.runs.lock_requests import LockRequest
 from ..rules.runs.outcomes import LimitsDiffer, OwnedRuns, RunCounts, RunPage
-from ..rules.runs.record import Block, Ending, NewRun, RunEvent, Scalar
+from ..rules.runs.record import Block, Ending, NewRun, Past, Run, RunEvent, Scalar
 from ..rules.runs.repository import RunFilter, RunRepository
 from ..rules.slot import Swap
 from .base import PAGE, Command
@@ -59,6 +59,35 @@ class StartOrSignal(RunCommand, frozen=True, kw_only=True):
     def apply(self, repo: RunRepository, now: int) -> Outcome:
         """Decide by `rules.runs.transitions.start_or_signal`."""
         return transitions.start_or_signal(repo, now, self.new, self.event, self.worker)
+
+
+class ForkRun(StartRun, frozen=True, kw_only=True):
+    """Start a run that has a history already: `past` is what it has besides its input. For no worker.
+
+    Limits, ids and idempotency keys count as for `StartRun`, with the same answers. Again: the same run.
+    """
+
+    past: Past
+
+    def apply(self, repo: RunRepository, now: int) -> Outcome:
+        """Decide by `rules.runs.transitions.start`."""
+        return transitions.start(repo, now, self.new, "", self.past)
+
+
+class ImportRun(RunCommand, frozen=True, kw_only=True):
+    """Write a run that has ended elsewhere, with its journal and its inbox. No limit counts it, and nobody drives it.
+
+    Answers `Started`; `RunTaken` if the id is in use, or the idempotency key. `Failed` for a run that has not ended.
+    Again: `RunTaken` with the same run.
+    """
+
+    imported: Run
+    entries: tuple[str, ...]
+    events: tuple[RunEvent, ...] = ()
+
+    def apply(self, repo: RunRepository, now: int) -> Outcome:
+        """Decide by `rules.runs.importing.import_run`."""
+        return importing.import_run(repo, now, self.imported, self.entries, self.events)
 
 
 class PublishLimits(RunCommand, frozen=True, kw_only=True):

@@ -15,6 +15,8 @@ from msgspec.structs import replace
 
 from .lock_outcomes import Outcome
 
+EXECUTION: Literal["execution"] = "execution"
+"""The scope of the values that a first run shares with all runs below it; the owner is the id of the first run."""
 RECENT = 1_024
 """How many writes of one writer a slot remembers, at most."""
 WRITERS = 64

@@ -14,6 +14,8 @@ from ..commands.runs import (
     BlockRun,
     ClaimRuns,
     FailRun,
+    ForkRun,
+    ImportRun,
     PostEvent,
     PublishLimits,
     RecordRun,
@@ -36,6 +38,8 @@ NAMES = tuple(f"{when} {kind}" for kind in KINDS for when in ("before", "after")
 
 _PLAIN: dict[type[Command], str] = {
     StartRun: "start",
+    ForkRun: "start",
+    ImportRun: "start",
     ClaimRuns: "claim",
     ReviveRun: "revive",
     BlockRun: "block",

@@ -11,8 +11,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..commands import Command, LockCommand, ReadSlot, SwapSlot
+from ..commands.purging import CountPurgeable, LookAtTree, PurgeRuns, PurgeTree
 from ..commands.runs import (
     ClaimRuns,
+    ForkRun,
+    ImportRun,
     ListOwnedRuns,
     PostEvent,
     PublishLimits,
@@ -23,7 +26,7 @@ from ..commands.runs import (
     StartRun,
     UnregisterWorker,
 )
-from ..rules.runs.record import Continue, Finish, NewRun
+from ..rules.runs.record import Continue, Finish, NewRun, RunEvent
 
 AT_ONCE = 1_000
 """The largest work of several commands in one step: about ten milliseconds of a server's time.
@@ -83,6 +86,11 @@ def _start(new: NewRun) -> int:
     return (OF_A_HISTORY if new.on_existing == "replace_ended" else OF_A_RUN) + _weight(new.input)
 
 
+def _history(entries: Sequence[str], events: Sequence[RunEvent]) -> int:
+    work = OF_A_RUN + len(entries) // 4 + OF_A_LOCK * len(events)
+    return work + _weight(*entries, *(event.payload for event in events))
+
+
 def _weight(*texts: str) -> int:
     return sum(map(len, texts)) // BYTES
 
@@ -92,6 +100,8 @@ _ESTIMATES: dict[type[Command], Callable[[Any], int]] = {
     SwapSlot: lambda command: OF_A_LOCK + _weight(command.value or ""),
     StartRun: lambda command: _start(command.new),
     StartOrSignal: lambda command: OF_A_HISTORY + _weight(command.new.input, command.event.payload),
+    ForkRun: lambda command: _history(command.past.entries, command.past.events) + _weight(command.new.input),
+    ImportRun: lambda command: _history(command.entries, command.events),
     PostEvent: lambda command: OF_A_RUN + _weight(command.event.payload),
     RecordRun: _record,
     ClaimRuns: lambda command: OF_A_RUN * max(1, len(command.runs) or int(command.limit)),
@@ -99,5 +109,9 @@ _ESTIMATES: dict[type[Command], Callable[[Any], int]] = {
     ReadRun: lambda command: OF_A_HISTORY if command.history else OF_A_RUN,
     PublishLimits: lambda _: AT_ONCE,  # these are about any number of runs
     UnregisterWorker: lambda _: AT_ONCE,
+    CountPurgeable: lambda _: AT_ONCE,
+    PurgeRuns: lambda _: AT_ONCE,
+    LookAtTree: lambda _: AT_ONCE,
+    PurgeTree: lambda _: AT_ONCE,
     ListOwnedRuns: lambda _: AT_ONCE,
 }

@@ -22,6 +22,7 @@ from ..commands import (
     SlotCommand,
     Swept,
 )
+from ..commands.purging import PURGE_READS
 from ..commands.runs import RUN_READS, ClaimRuns, RunCommand
 from ..errors import RecordUnreadable
 from ..rules import lock
@@ -37,7 +38,7 @@ from .records import by_record, decided_record, is_about_a_record, listed_record
 from .repository import BatchRepository
 
 Check = Callable[[Changes], None]
-LOOKS: tuple[type[Command], ...] = (*READS, *RUN_READS)
+LOOKS: tuple[type[Command], ...] = (*READS, *RUN_READS, *PURGE_READS)
 """Commands that never write."""
 
 

@@ -16,6 +16,7 @@ from typing import NamedTuple, Protocol
 from msgspec.structs import replace
 
 from ..commands import Cleanup, Command, Failed, ListDueRecords, ListLocks, ListRecords, SettleDue
+from ..commands.purging import PURGE_SCANS, PURGES
 from ..commands.runs import ClaimRuns, CountRuns, ListRuns
 from ..errors import StoreError, StoreUnavailable
 from ..rules.lock_outcomes import Outcome
@@ -26,9 +27,9 @@ from .footprint import followed, footprint, is_written
 from .questions import Changes, DueRecords, Members, Question, QueuedLimitKeys, RunsOf, Snapshot
 from .repository import BatchRepository
 
-SCANS: tuple[type[Command], ...] = (ListLocks, ListRuns, CountRuns)
+SCANS: tuple[type[Command], ...] = (ListLocks, ListRuns, CountRuns, *PURGE_SCANS)
 """Commands that read any number of rows: the store answers them itself, outside of decisions."""
-SWEEPS: tuple[type[Command], ...] = (SettleDue, Cleanup, ListRecords, ListDueRecords)
+SWEEPS: tuple[type[Command], ...] = (SettleDue, Cleanup, ListRecords, ListDueRecords, *PURGES)
 """Decisions that depend on a list: each goes by itself, so that the list contains all earlier changes."""
 LISTS = (Members, RunsOf, QueuedLimitKeys, DueRecords)
 TRIES = 60

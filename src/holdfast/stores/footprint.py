@@ -20,16 +20,18 @@ from ..commands import (
     SettleDue,
     SlotCommand,
 )
+from ..commands import purging as p
 from ..commands import runs as r
 from ..rules.lock_record import LockRecord
 from ..rules.runs import record as rule
 from ..rules.runs.admission import FIRST_LOOK
 from ..rules.runs.limits import LimitKey, WorkflowLimits, group_of
 from ..rules.runs.lock_requests import run_of_attempt
+from ..rules.runs.purging import RUNS_AT_ONCE
 from ..rules.runs.record import Continue, Finish, NewRun, Run, RunEvent
 from ..rules.runs.signal_keys import SIGNAL_KEY, SIGNAL_KEY_PAGE, page_key, record_key
 from ..rules.runs.transitions import ORPHANS_AT_ONCE
-from ..rules.runs.tree import TREE_MEMBER, tree_key
+from ..rules.runs.tree import TREE_MEMBER, tree_key, tree_prefix
 from .batch_view import FEW, rounded
 from .questions import (
     Claimable,
@@ -56,6 +58,7 @@ from .questions import (
     RunsByTime,
     RunsOf,
     SlotAt,
+    SlotsOf,
     Snapshot,
 )
 from .records import page_size
@@ -90,7 +93,7 @@ def footprint(command: Command, known: Snapshot | None) -> Questions:
     elif isinstance(command, r.ClaimRuns):
         yield from _claim(command, known)
     elif isinstance(command, r.RunCommand):
-        yield from _other(command, known)
+        yield from _purge(command, known) if isinstance(command, p.PURGES) else _other(command, known)
 
 
 def is_written(command: Command, question: Question) -> bool:
@@ -165,6 +168,35 @@ def list_of(command: ListRecords | ListDueRecords) -> RecordsAfter | DueRecords:
     if isinstance(command, ListRecords):
         return RecordsAfter(wanted, command.kind, command.prefix, command.after)
     return DueRecords(wanted, command.kind)
+
+
+def _purge(command: r.RunCommand, known: Snapshot | None) -> Questions:
+    if isinstance(command, p.PurgeRuns | p.CountPurgeable):
+        for root in command.roots:
+            yield RunById(root)
+            yield from _tree(root, "", RUNS_AT_ONCE, known, slots=isinstance(command, p.PurgeRuns))
+    elif isinstance(command, p.LookAtTree):
+        yield from _tree(command.root, command.after, max(1, min(command.limit, RUNS_AT_ONCE)) + 1, known)
+    elif isinstance(command, p.PurgeTree):
+        yield RunById(command.root)
+        if command.step == "remove":
+            yield from _tree(command.root, "", RUNS_AT_ONCE + 1, known, slots=True)
+
+
+def _tree(root: str, after: str, limit: int, known: Snapshot | None, *, slots: bool = False) -> Questions:
+    """The first runs of a tree, found by its records; with `slots` also what is removed with them."""
+    names = RecordsAfter(limit, TREE_MEMBER.name, tree_prefix(root), after)
+    yield names
+    if slots:
+        yield SlotsOf(root)
+    for key in _look(known, names) or ():  # type: ignore[attr-defined]
+        yield RecordAt(TREE_MEMBER.name, key)
+        text = _look(known, RecordAt(TREE_MEMBER.name, key))
+        if isinstance(text, str):
+            member = TREE_MEMBER.decode(key, text).id
+            yield RunById(member)
+            if slots:
+                yield SlotsOf(member)
 
 
 def _start(new: NewRun, worker: str, known: Snapshot | None) -> Questions:
@@ -376,6 +408,8 @@ def _one_run(command: ONE_RUN, known: Snapshot | None) -> Questions:
     if isinstance(run, Run):
         if run.worker:
             yield LockByKey(rule.worker_key(run.worker))
+        if isinstance(command, r.ReviveRun) and run.root and run.root != run.id:
+            yield RunById(run.root)
         if isinstance(command, r.ReviveRun | r.FailRun):
             yield RunEvents(command.run, 0)
             yield LockByKey(rule.run_key(run.workflow, run.id))
@@ -383,9 +417,21 @@ def _one_run(command: ONE_RUN, known: Snapshot | None) -> Questions:
             yield from _finish(run, known)
 
 
+def _import(run: Run, known: Snapshot | None) -> Questions:
+    yield RunById(run.id)
+    if run.parent:
+        yield RecordAt(TREE_MEMBER.name, tree_key(run.root, run.id))
+    if run.key:
+        yield RunByKey(run.workflow, run.key)
+        if isinstance(same := _look(known, RunByKey(run.workflow, run.key)), str):
+            yield RunById(same)
+
+
 def _other(command: r.RunCommand, known: Snapshot | None) -> Questions:
     if isinstance(command, ONE_RUN):
         yield from _one_run(command, known)
+    elif isinstance(command, r.ImportRun):
+        yield from _import(command.imported, known)
     elif isinstance(command, r.PublishLimits | r.ReadLimits):
         yield LimitsOf(command.workflow)
     elif isinstance(command, r.ListOwnedRuns | r.UnregisterWorker):

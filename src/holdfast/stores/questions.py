@@ -102,6 +102,12 @@ class SlotAt(Question, frozen=True):
     address: Address
 
 
+class SlotsOf(Question, frozen=True):
+    """The keys of the `execution` state slots of a run: a tuple of texts, in any order."""
+
+    owner: str
+
+
 class RecordAt(Question, frozen=True):
     """A record of the type `kind`: its text, or None."""
 
@@ -362,6 +368,17 @@ class DanglingItem(msgspec.Struct, frozen=True):
     item: Any
 
 
+class ClearedRun(msgspec.Struct, frozen=True):
+    """A run that is removed, with its journal, its inbox, its idempotency key and its `execution` state.
+
+    `stored` is its row as it was read; with `left`, that row stays in its place. `slots` are the keys of its state.
+    """
+
+    stored: Run
+    left: Run | None
+    slots: tuple[str, ...]
+
+
 class Changes:
     """The changes of commands: the last state of each record, and the additions to journals and inboxes in order."""
 
@@ -369,6 +386,8 @@ class Changes:
         self.runs: dict[str, Run] = {}
         self.keys: dict[tuple[str, str], str] = {}
         """The ids of new runs by their idempotency keys; they are in `runs` too."""
+        self.cleared: dict[str, ClearedRun] = {}
+        """Runs that are removed; they are not in `runs`. A step that removes runs contains one command only."""
         self.journals: dict[str, list[AppendEntries | TruncateJournal]] = {}
         self.inboxes: dict[str, list[InboxChange]] = {}
         self.locks: dict[str, LockRecord | None] = {}
@@ -386,8 +405,8 @@ class Changes:
     def __bool__(self) -> bool:
         return any(
             (
-                self.runs, self.journals, self.inboxes, self.locks, self.slots, self.records, self.terms, self.workers,
-                self.starts, self.dangling,
+                self.runs, self.cleared, self.journals, self.inboxes, self.locks, self.slots, self.records, self.terms,
+                self.workers, self.starts, self.dangling,
             )
         )  # fmt: skip
 
@@ -395,6 +414,7 @@ class Changes:
         """Add later changes."""
         self.runs.update(later.runs)
         self.keys.update(later.keys)
+        self.cleared.update(later.cleared)
         for run, steps in later.journals.items():
             self.journals.setdefault(run, []).extend(steps)
         for run, posts in later.inboxes.items():

@@ -12,6 +12,7 @@ from contextlib import suppress
 from ..errors import RecordUnreadable
 from ..rules import lock as lock_rules
 from ..rules.lock_record import LockRecord
+from ..rules.record_type import R, RecordType
 from ..rules.runs.limits import Limit, LimitKey, WorkflowLimits
 from ..rules.runs.record import POSTPONED, Run, RunEvent, WorkerRecord, worker_key
 from ..rules.runs.repository import RunFilter
@@ -21,6 +22,7 @@ from .index_moves import IndexMoves, arrivals, due_runs, members, runs_of
 from .questions import (
     AddEvent,
     AppendEntries,
+    ClearedRun,
     ClearInbox,
     DanglingItem,
     Entries,
@@ -34,6 +36,7 @@ from .questions import (
     Members,
     NotedStart,
     QueuedLimitKeys,
+    RecordsAfter,
     RegisteredWorkers,
     RemoveEvents,
     RowLocked,
@@ -44,6 +47,7 @@ from .questions import (
     RunsByTime,
     RunsOf,
     SlotAt,
+    SlotsOf,
     Snapshot,
     StartsToCome,
     TruncateJournal,
@@ -82,7 +86,8 @@ class BatchRepository(BatchView):
         found = self._new.runs.get(id) or self.changes.runs.get(id)
         if found is not None and self._postponed:
             self._check_postponed(RunById(id))
-        return found or self._ask(RunById(id))
+        cleared = self._new.cleared.get(id)
+        return cleared.left if cleared is not None else found or self._ask(RunById(id))
 
     def _stored(self, id: str) -> Run | None:
         """A run as it is stored, without the changes of this batch."""
@@ -254,6 +259,18 @@ class BatchRepository(BatchView):
         """Remove all events; the next one that is written has the number 1."""
         self._new.inboxes.setdefault(run, []).append(ClearInbox())
 
+    def clear_run(self, run: Run, left: Run | None) -> None:
+        """Remove a run that has ended, with what belongs to it; with `left`, that row stays."""
+        assert not run.living  # noqa: S101  (so it is in no list of due, owned or counted runs)
+        stored: Run = self._ask(RunById(run.id))
+        self._new.cleared[run.id] = ClearedRun(stored, left, self._ask(SlotsOf(run.id)))
+
+    def record_keys(self, type: RecordType[R], prefix: str, after: str, limit: int) -> Sequence[str]:
+        """The keys of the first records of a type that begin with the prefix and come after `after`, in order."""
+        found = self.known(RecordsAfter(limit, type.name, prefix, after)).items[:limit]
+        changed = self._new.records
+        return [key for key in found if (type.name, key) not in changed or changed[type.name, key].record is not None]
+
     # -- workers, locks, slots ------------------------------------------------------------------------------
 
     def workers(self) -> Sequence[WorkerRecord]:
@@ -392,5 +409,15 @@ class BatchRepository(BatchView):
         raise NotImplementedError
 
     def run_counts(self) -> dict[str, int]:
+        """Likewise."""
+        raise NotImplementedError
+
+    def ended(
+        self, workflow: str, status: str, before: int, after: tuple[int, str] | None, limit: int
+    ) -> Sequence[tuple[int, str]]:
+        """Likewise."""
+        raise NotImplementedError
+
+    def workflows_after(self, name: str, limit: int) -> Sequence[str]:
         """Likewise."""
         raise NotImplementedError

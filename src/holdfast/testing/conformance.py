@@ -16,15 +16,24 @@ from __future__ import annotations
 
 from .suite.clients import ClientTests
 from .suite.commands import CommandTests
+from .suite.generations import GenerationTests
 from .suite.histories import HistoryTests
 from .suite.paging import PagingTests
+from .suite.purging import PurgeTests
 from .suite.records import RecordTests
 from .suite.resends import ResendTests
-from .suite.run_queues import RunQueueTests
 from .suite.slots import SlotTests
 
 
 class StoreConformance(
-    CommandTests, ResendTests, SlotTests, RecordTests, RunQueueTests, PagingTests, HistoryTests, ClientTests
+    CommandTests,
+    ResendTests,
+    SlotTests,
+    RecordTests,
+    PurgeTests,
+    GenerationTests,
+    PagingTests,
+    HistoryTests,
+    ClientTests,
 ):
     """The suite that every store must pass. Only `url` must be overridden."""

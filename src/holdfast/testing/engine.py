@@ -27,6 +27,7 @@ from ..workflow.definition import Step, Workflow, step_of
 from ..workflow.driver import Driver
 from ..workflow.driver_host import Answer
 from ..workflow.engine import Engine, at_rest
+from ..workflow.retention import Retention
 from ..workflow.worker import Worker
 
 MANY = 1_000
@@ -193,6 +194,11 @@ class TestEngine(Engine):
             await self.settle()
         await self._move(worker, end)
         await self.settle()
+        if self._retention is not None:
+            await self._retention.sweep()
+
+    def _start_retention(self, retention: Retention) -> None:
+        """Nothing: runs are purged when the clock was moved."""
 
     async def _move(self, worker: _Worker, moment: int) -> None:
         while self._now < moment:

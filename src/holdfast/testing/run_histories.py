@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 from msgspec.structs import replace
 
 from .. import commands as c
+from ..commands import purging as p
 from ..commands import runs as r
 from ..rules.lock_outcomes import Granted, Outcome
 from ..rules.lock_record import EMPTY, LockRecord
 from ..rules.runs import record as rule
 from ..rules.runs.lock_queue import reader_of
 from ..rules.runs.locks import notify_offered
-from ..rules.runs.outcomes import Blocked, Claimed, Posted, Recorded, RunRefused, Started
-from ..rules.runs.record import Ending, Finish, NewRun, OnExisting, Park, Run, RunEvent, Scalar
+from ..rules.runs.outcomes import Blocked, Claimed, Posted, PurgeStep, Recorded, RunRefused, Started
+from ..rules.runs.record import Continue, Ending, Finish, NewRun, OnExisting, Park, Past, Run, RunEvent, Scalar
 from ..rules.runs.repository import RunFilter
 from ..rules.slot import EMPTY_SLOT, Address, Conflict, Slot, SlotSeen, Swap
 from ..stores.common import decided_alone
@@ -66,6 +68,9 @@ class RunHistoryGenerator:
     def __init__(self, seed: int, *, second: int = SECOND) -> None:
         self.random = random.Random(seed)
         self.second = second
+        self.moments: list[int] = [0]
+        self.over: list[str] = ["nobody"]  # runs that have ended, the latest last
+        self.begun: p.PurgeTree | None = None  # the next step of a purge
         self.workers = [f"{channel}.{n}" for channel in "abc" for n in (1, 2)]
         self.ids = [f"run-{n}" for n in range(8)]
         self.known: dict[str, Run] = {}
@@ -90,6 +95,12 @@ class RunHistoryGenerator:
     def observe(self, commands: Sequence[c.Command], outcomes: Sequence[Outcome]) -> None:
         """Store what the next commands depend on."""
         for command, outcome in zip(commands, outcomes, strict=True):
+            if isinstance(now := getattr(outcome, "now", None), int):
+                self.moments = [*self.moments[-3:], now]
+            if isinstance(command, p.PurgeTree) and isinstance(outcome, PurgeStep):
+                self.begun = None
+                if outcome.state in ("marked", "hidden"):
+                    self.begun = replace(command, step="hide" if outcome.state == "marked" else "remove")
             if isinstance(command, c.Acquire) and isinstance(outcome, Granted):
                 self.leases[command.key] = outcome.token
             elif isinstance(outcome, SlotSeen) and isinstance(command, c.SlotCommand):
@@ -97,14 +108,14 @@ class RunHistoryGenerator:
             elif isinstance(outcome, Conflict) and isinstance(command, r.RecordRun) and command.swap is not None:
                 self.seen[command.swap.address] = outcome
             elif isinstance(outcome, Started | Posted | Blocked):
-                self.known[outcome.run.id] = outcome.run
-                if outcome.run.replaces:
-                    self.replaced[outcome.run.replaces] = None
+                self._note(outcome.run)
             elif isinstance(outcome, Claimed):
                 self.known.update({claim.run.id: claim.run for claim in outcome.claims})
             elif isinstance(outcome, RunRefused) and outcome.run is not None:
                 self.known[outcome.run.id] = outcome.run
             elif isinstance(command, r.RecordRun) and isinstance(outcome, Recorded):
+                if outcome.done and isinstance(command.then, Finish):
+                    self.over = [*self.over[-2:], command.run]
                 known = self.known.get(command.run)
                 if known is not None and known.fence == command.fence:
                     seen = max([command.seen, *(event.number for event in outcome.events)])
@@ -117,6 +128,11 @@ class RunHistoryGenerator:
                         length=command.at + len(command.entries),
                         posted=seen,
                     )
+
+    def _note(self, run: Run) -> None:
+        """Store a run, and the id under which the run is kept that it has replaced."""
+        self.known[run.id] = run
+        self.replaced |= {run.replaces: None} if run.replaces else {}
 
     def time_passes(self) -> float:
         """Time until the next batch, in seconds of the history; sometimes the clock is set back a little."""
@@ -147,7 +163,7 @@ class RunHistoryGenerator:
             input=f'"in {self._requests} é"',
             request=self._request(),
             key=pick.choice(["", "", "k1", "k2"]),
-            parent=parent or pick.choice(["", "", "", *self.ids]),
+            parent=parent or pick.choice(["", pick.choice(self.ids)]),
             root=pick.choice(["", "run-0"]),
             attributes=self._attributes(),
         )
@@ -186,7 +202,17 @@ class RunHistoryGenerator:
                 Finish("completed", '{"total":1.50}'),
                 Finish("failed", '{"type":"ValueError","message":"no"}'),
                 Finish("timed_out", "null"),
+                self._continue(),
             ]
+        )
+
+    def _continue(self) -> Ending:
+        pick = self.random
+        return Continue(
+            '"next é"',
+            '{"kind":"continued","at":1}',
+            keep=pick.choice([(), (1,), (1, 2, 3, 4)]),
+            locks=pick.choice([(), (1,), (1, 2)]),
         )
 
     def _record(self) -> r.RecordRun:
@@ -282,6 +308,46 @@ class RunHistoryGenerator:
             fresh=pick.random() < 0.5,
         )
 
+    def _fork(self) -> c.Command:
+        pick = self.random
+        entries = tuple(f'["{pick.random()}"]' for _ in range(pick.choice([0, 1, 5])))
+        events = self._past_events()
+        posted = max((event.number for event in events), default=0) + pick.choice([0, 3])
+        return r.ForkRun(new=self._new(), past=Past(entries=entries, events=events, posted=posted))
+
+    def _past_events(self) -> tuple[RunEvent, ...]:
+        """Events whose numbers have gaps."""
+        pick = self.random
+        return tuple(
+            RunEvent(
+                number=number, kind="signal", name="paid", payload='"é"', key=pick.choice(["", f"k{number}"]), at=7
+            )
+            for number in sorted(pick.sample(range(1, 6), pick.choice([0, 1, 3])))
+        )
+
+    def _import(self) -> c.Command:
+        pick = self.random
+        new, events = self._new(), self._past_events()
+        times = [run.created_at for run in self.known.values()] or [1]
+        ended = Run(
+            id=new.id,
+            type=new.type,
+            status=pick.choice(["completed", "failed", "cancelled"]),
+            created_at=pick.choice(times) - 1,
+            fence=pick.choice([0, 5]),
+            length=2,
+            posted=7,
+            claims=2,
+            request=new.request,
+            key=new.key,
+            parent=new.parent,
+            root=new.root or new.id,
+            ended_at=max(times),
+            result='{"total":1.50}',
+            attributes=new.attributes,
+        )
+        return r.ImportRun(imported=ended, entries=(new.input, '["entry"]'), events=events)
+
     def _list(self) -> c.Command:
         pick = self.random
         times = [run.created_at for run in self.known.values()] or [0]
@@ -295,6 +361,35 @@ class RunHistoryGenerator:
         )
         after = pick.choice([None, None, (pick.choice(times), pick.choice(self.ids))])
         return r.ListRuns(wanted=wanted, after=after, limit=pick.choice([1, 3, 100]))
+
+    def _purge(self) -> c.Command:
+        pick = self.random
+        if self.begun is not None and pick.random() < 0.7:
+            return self.begun
+        latest = max(self.moments) + self.second
+        before = pick.choice([pick.choice(self.moments), latest, latest, latest])
+        roots = tuple(pick.sample([*self.ids, "nobody"], min(pick.choice([1, 2, 4, 8]), len(self.ids))))
+        roots = pick.choice([roots, (pick.choice(self.over),)])
+        steps: list[Literal["mark", "hide", "remove"]] = ["mark", "mark", "hide", "hide", "remove"]
+        step = pick.choice(steps)
+        after = pick.choice([None, None, (pick.choice(self.moments), pick.choice(self.ids))])
+        return pick.choice(
+            [
+                p.PurgeRuns(roots=roots, before=before),
+                p.PurgeRuns(roots=roots, before=before),
+                p.CountPurgeable(roots=roots, before=before),
+                p.LookAtTree(root=roots[0], before=before, limit=pick.choice([1, 100])),
+                p.PurgeTree(root=roots[0], before=before, purge=pick.choice(["p1", "p1", "p2"]), step=step),
+                p.PurgeTree(root=roots[0], before=before, purge="p1", step=step),
+                p.ListEndedRuns(
+                    workflow=pick.choice(["order", "mail"]),
+                    status=pick.choice(["completed", "failed", "cancelled", "purged"]),
+                    before=before,
+                    after=after,
+                    limit=pick.choice([1, 100]),
+                ),
+            ]
+        )
 
     def _command(self) -> c.Command:
         pick = self.random
@@ -310,6 +405,8 @@ class RunHistoryGenerator:
             (30, self._record),
             (10, self._post),
             (4, self._revive),
+            (2, self._fork),
+            (1, self._import),
             (3, self._block),
             (2, self._unblock),
             (4, lambda: self._lease(worker)),
@@ -324,6 +421,7 @@ class RunHistoryGenerator:
             (2, lambda: r.ReadNextDue(types=tuple(pick.sample(TYPES, 2)))),
             (2, r.ListWorkers),
             (2, lambda: self._lock_run(run)),
+            (9, self._purge),
             *self._more(),
         ]
         (command,) = pick.choices([maker for _, maker in makers], weights=[weight for weight, _ in makers])

@@ -6,20 +6,27 @@ A workflow is given by its definition or by its name; the process needs no engin
 from __future__ import annotations
 
 import builtins
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from datetime import datetime
 from functools import partial
+from os import PathLike
 from typing import Any, TypeVar, overload
+
+import msgspec
 
 from ..rules.runs.outcomes import Started
 from ..rules.runs.record import NewRun, OnExisting, Scalar
 from ..runtime.base import BaseClient
 from ..runtime.flows import Flow
 from ..runtime.runners import run, run_async
+from ..runtime.runners import run as run_sync
 from ..runtime.threads import in_thread
 from ..validation import Duration
 from .definition import Workflow
-from .history import RunHistory, export
+from .forking import fork
+from .history import RunHistory, export, history_of
+from .importing import import_history
+from .purging import Purge, PurgeReport, checked_request
 from .queries import RunInfo, RunQueries, RunsPage, checked_timeout, wanted_runs
 
 I = TypeVar("I")  # noqa: E741
@@ -89,9 +96,46 @@ class AsyncRunQueries:
         """Start a run again with a new history. Raises `RunLocked` while a worker drives it."""
         return await self._run(self._ready().revive(run_id, restart=True))
 
+    async def fork(
+        self, run_id: str, *, from_step: str | None = None, input: Any = msgspec.UNSET, id: str | None = None
+    ) -> RunInfo:
+        """Start a new run with the history of this one before a step, or before its failure; it continues from there.
+
+        `from_step` is the id of the step as `holdfast runs show` prints it, such as `charge#2`. What is kept is not
+        executed again; steps from there on have idempotency keys of their own. `input` replaces the input.
+        """
+        return await self._run(fork(self._ready(), run_id, from_step=from_step, input=input, id=id))
+
+    async def purge(
+        self,
+        *,
+        older_than: Duration,
+        status: str | Sequence[str] | None = None,
+        workflow: Workflow[Any, Any] | str | None = None,
+        dry_run: bool = False,
+    ) -> PurgeReport:
+        """Remove runs that ended longer than `older_than` ago, with all runs below them; or count them (`dry_run`).
+
+        `status` and `workflow` are those of the first run of a tree. A tree stays as a whole while one of its runs has
+        not ended, or has ended later.
+        """
+        request = checked_request(older_than=older_than, status=status, workflow=workflow, dry_run=dry_run)
+        return await self._run(Purge(request, events=self._ready().client.events).run())
+
     async def export(self, run_id: str) -> RunHistory:
         """The history of a run as it is now, for a file or for `holdfast.testing.replay`. Raises `UnknownRun`."""
         return await self._run(export(self._ready(), run_id))
+
+    async def import_(
+        self, history: RunHistory | str | PathLike[str], *, id: str | None = None, run: bool = False
+    ) -> RunInfo:
+        """Write a run that `export` has read, or its file, into this store, for debugging. Nothing of it is executed.
+
+        A run that had not ended is written as cancelled. With `run=True` it continues here instead.
+        """
+        queries = self._ready()
+        read = await in_thread(partial(history_of, history), name="holdfast-import")
+        return await self._run(import_history(queries, read, id=id, run=run))
 
 
 class _BaseRuns:
@@ -311,9 +355,53 @@ class Runs(_BaseRuns):
         """Start a run again with a new history. Raises `RunLocked` while a worker drives it."""
         return run(self._queries.revive(run_id, restart=True), self._client.runtime.batchers)
 
+    def fork(
+        self, run_id: str, *, from_step: str | None = None, input: Any = msgspec.UNSET, id: str | None = None
+    ) -> RunInfo:
+        """Start a new run with the history of this one before a step, or before its failure; it continues from there.
+
+        `from_step` is the id of the step as `holdfast runs show` prints it, such as `charge#2`. What is kept is not
+        executed again; steps from there on have idempotency keys of their own. `input` replaces the input.
+        """
+        flow = fork(self._queries, run_id, from_step=from_step, input=input, id=id)
+        return run(flow, self._client.runtime.batchers)
+
+    def purge(
+        self,
+        *,
+        older_than: Duration,
+        status: str | Sequence[str] | None = None,
+        workflow: Workflow[Any, Any] | str | None = None,
+        dry_run: bool = False,
+    ) -> PurgeReport:
+        """Remove runs that ended longer than `older_than` ago, with all runs below them; or count them (`dry_run`).
+
+        `status` and `workflow` are those of the first run of a tree. A tree stays as a whole while one of its runs has
+        not ended, or has ended later.
+
+        >>> from holdfast import Client
+        >>> with Client("memory://") as hf:
+        ...     run_id = hf.runs.start("order", {"item": 7})
+        ...     hf.runs.cancel(run_id)
+        ...     hf.runs.purge(older_than="30 days").runs, hf.runs.purge(older_than=0, status="cancelled").runs
+        (0, 1)
+        """
+        request = checked_request(older_than=older_than, status=status, workflow=workflow, dry_run=dry_run)
+        return run(Purge(request, events=self._client.events).run(), self._client.runtime.batchers)
+
     def export(self, run_id: str) -> RunHistory:
         """The history of a run as it is now, for a file or for `holdfast.testing.replay`. Raises `UnknownRun`."""
         return run(export(self._queries, run_id), self._client.runtime.batchers)
+
+    def import_(
+        self, history: RunHistory | str | PathLike[str], *, id: str | None = None, run: bool = False
+    ) -> RunInfo:
+        """Write a run that `export` has read, or its file, into this store, for debugging. Nothing of it is executed.
+
+        A run that had not ended is written as cancelled. With `run=True` it continues here instead.
+        """
+        flow = import_history(self._queries, history_of(history), id=id, run=run)
+        return run_sync(flow, self._client.runtime.batchers)
 
 
 class AsyncRuns(_BaseRuns, AsyncRunQueries):

@@ -23,6 +23,7 @@ from ..validation import Duration, checked_key, seconds
 from .attempts import marked
 from .context_locks import ContextLocks
 from .context_state import RunStates
+from .continuing import ContinueAsNew
 from .definition import ONCE, Retry, Step, Workflow, checked_name, checked_retry, current_context, step_of
 from .limits import places_of
 from .start import checked_attributes, checked_run_id
@@ -281,6 +282,27 @@ class Context(ContextLocks):
         self._code.check()
         return uuid.UUID(int=self._random.getrandbits(128), version=4)
 
+    @property
+    def history_length(self) -> int:
+        """How many entries of the history this run has received, since its last `continue_as_new`."""
+        self._code.check()
+        return self._code.delivered
+
+    def continue_as_new(self, input: Any = None) -> ContinueAsNew:
+        """Begin again with a new input and an empty history: `raise ctx.continue_as_new(input)`.
+
+        The run keeps its id, its places in limits, its unread signals and the locks whose blocks are open. From the
+        call on nothing more begins: every use of `ctx` raises the same exception.
+        """
+        self._code.check()
+        workflow = self._code.workflow
+        if not workflow.takes_input and input is not None:
+            raise InvalidValue(f"the workflow {workflow.name!r} takes no input, and was given {input!r}")
+        what = f"the input of {workflow.name!r}"
+        return self._code.continue_as_new(
+            encode_value(workflow.given(input), workflow.input_type, what=what, max_bytes=self._code.max_bytes)
+        )
+
     def patched(self, name: str) -> bool:
         """Whether this run takes a changed part of the workflow: False if it has passed this place with older code.
 
@@ -377,7 +399,8 @@ class Context(ContextLocks):
             raise InvalidOption(f"{workflow!r} is no workflow: a child is started by its function, made by @workflow")
         place = self._next_id(workflow.name)
         run = generation_id(self.run_id, self.generation)
-        own = marked(f"{run}/{place}", self.attempt)  # a later attempt may give it another input
+        own = self._code.inherited_child(place)
+        own = own or marked(f"{run}/{place}", self.attempt)  # a later attempt may give it another input
         child = own if id is None else checked_run_id(id)
         what = f"the input of {workflow.name!r}"
         value = workflow.given(input)

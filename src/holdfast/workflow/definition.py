@@ -45,6 +45,7 @@ P = ParamSpec("P")
 Q = ParamSpec("Q")
 
 UnreadableInput = Literal["block", "fail"]
+OnUnread = Literal["keep", "continue", "fail"]
 
 current_context: ContextVar[Context | None] = ContextVar("holdfast_context", default=None)
 """The context of the run whose code is running; None in step bodies and everywhere else."""
@@ -91,6 +92,8 @@ class Retry(msgspec.Struct, frozen=True):
 
 
 ONCE = Retry(max_attempts=1)
+FOREVER = "forever"
+"""The `retain` of a workflow whose ended runs are kept, though its engine has a limit."""
 
 
 def checked_retry(retry: Retry | None) -> Retry | None:
@@ -122,6 +125,8 @@ class Workflow(Generic[I, O]):
         rate: Rate | Sequence[Rate] | None = None,
         unreadable_input: UnreadableInput = "block",
         upgrade: Callable[[Any], Any] | None = None,
+        on_unread: OnUnread = "keep",
+        retain: Duration | None = None,
     ) -> None:
         if not inspect.iscoroutinefunction(function):
             raise InvalidWorkflow(
@@ -148,6 +153,11 @@ class Workflow(Generic[I, O]):
         if unreadable_input not in get_args(UnreadableInput):
             raise InvalidOption(f'unreadable_input={unreadable_input!r} is neither "block" nor "fail"')
         self.unreadable_input = unreadable_input
+        if on_unread not in get_args(OnUnread):
+            raise InvalidOption(f'on_unread={on_unread!r} is none of "keep", "continue" and "fail"')
+        self.on_unread: OnUnread = on_unread
+        self.retain = retain
+        self.retain_seconds = checked_retention(retain)
         self.limits, self.terms = terms_of(concurrency, rate)
         self.takes_input = len(parameters) == 2  # noqa: PLR2004  (the context and the input)
         hints = hints_of(function)
@@ -306,6 +316,23 @@ class AsyncStep(Step[P, R]):
         ) -> Coroutine[Any, Any, R]: ...
 
 
+def checked_retention(value: Duration | None) -> float | None:
+    """How many seconds ended runs are kept; None: for ever.
+
+    >>> checked_retention("30 days"), checked_retention("forever")
+    (2592000.0, None)
+    """
+    if value is None or value == FOREVER:
+        return None
+    length = seconds(value, what="retain")
+    if length < 1:
+        raise InvalidOption(
+            f'retain={value!r} is less than a second: give how long ended runs are kept, such as "30 days", or '
+            f'"{FOREVER}"'
+        )
+    return length
+
+
 class _StepMaker:
     """What `@step(...)` returns: it keeps the types of what it decorates."""
 
@@ -372,6 +399,8 @@ def workflow(
     rate: Rate | Sequence[Rate] | None = None,
     unreadable_input: UnreadableInput = "block",
     upgrade: Callable[[Any], Any] | None = None,
+    on_unread: OnUnread = "keep",
+    retain: Duration | None = None,
 ) -> _WorkflowMaker: ...
 def workflow(
     name: Any = None,
@@ -383,6 +412,8 @@ def workflow(
     rate: Rate | Sequence[Rate] | None = None,
     unreadable_input: UnreadableInput = "block",
     upgrade: Callable[[Any], Any] | None = None,
+    on_unread: OnUnread = "keep",
+    retain: Duration | None = None,
 ) -> Any:
     """Make a workflow of an async function `(ctx, input)`, with or without parentheses.
 
@@ -391,6 +422,9 @@ def workflow(
     `upgrade` is a function for inputs that older code has stored: it is given the plain JSON value of an input that
     cannot be read as the input's type, and returns an instance of the type, or plain data that is read as the type. It
     is called on every replay, so it must always return the same.
+    `on_unread` is what happens when the function returns while signals are unread: they are kept and shown ("keep"),
+    the run begins a new generation with them and the same input ("continue"), or it fails ("fail").
+    `retain` is how long ended runs are kept, such as "30 days" or "forever"; it goes before that of the engine.
 
     >>> @workflow
     ... async def greet(ctx, name: str) -> str:
@@ -406,6 +440,8 @@ def workflow(
         "rate": rate,
         "unreadable_input": unreadable_input,
         "upgrade": upgrade,
+        "on_unread": on_unread,
+        "retain": retain,
     }
     if name is None or isinstance(name, str):
         return _WorkflowMaker(name=name, **options)

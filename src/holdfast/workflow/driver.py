@@ -19,14 +19,23 @@ from typing import Any, Literal
 from msgspec.structs import replace
 
 from ..commands.runs import BlockRun, RecordRun
-from ..errors import HoldfastError, InvalidValue, NotInWorkflow, RunExists, StoreUnavailable, WorkflowFailed
+from ..errors import (
+    HoldfastError,
+    InvalidValue,
+    NotInWorkflow,
+    RunExists,
+    SignalsUnread,
+    StoreUnavailable,
+    WorkflowFailed,
+)
 from ..rules.lock_outcomes import Outcome
 from ..rules.runs.outcomes import Blocked, Claim, Recorded, RunRefused
-from ..rules.runs.record import End, Ending, Finish, NewRun, Park, Run, RunEvent, workflow_of
+from ..rules.runs.record import Continue, End, Ending, Finish, NewRun, Park, Run, RunEvent, workflow_of
 from ..runtime.codec import encode_value
 from . import journal as j
 from .children import Children
 from .context import SlotWork, StepCall
+from .continuing import continues, may_continue, next_generation, unread_signals
 from .definition import Workflow
 from .driver_host import DriverHost
 from .driver_locks import DriverLocks, MakeEntry
@@ -41,7 +50,10 @@ from .step_runner import StepRunner, TransactionResult
 
 _log = logging.getLogger("holdfast.workflow")
 
-Leaving = Literal["refused", "lost", "parked", "blocked", "ended", "closed"]
+Leaving = Literal["refused", "lost", "parked", "blocked", "ended", "continued", "closed"]
+_LEFT_BY: dict[type[Ending], Leaving] = {Park: "parked", Finish: "ended", Continue: "continued"}
+LONG_HISTORY = 10_000
+"""From so many entries on, an event says that a history is long: it is replayed whole after each crash."""
 Delivery = Callable[[], None]
 
 
@@ -71,6 +83,8 @@ class Driver:
         self._busy = True  # not begun, delivering, or a transaction is writing the journal
         self._draining = False
         self._block_sent = False
+        self._unread: list[str] = []  # names of signals that the run leaves unread although it was to do more
+        self._long = claim.run.length >= LONG_HISTORY
         self._block: BlockRun | None = None  # the code does not fit: this is sent instead of a record
         self._due: int | None = None  # the time that was last given to `host.wake_at`
 
@@ -85,7 +99,7 @@ class Driver:
             self._cannot_continue(error)
         if self._block is not None:
             pass
-        elif self._pause is None and claim.run.length == 1 and claim.run.last.startswith(RESTART):
+        elif self._pause is None and claim.run.last.startswith(RESTART):
             self._begin_attempt(seen=0)  # children of the removed history may exist
         elif self._pause is None:
             self._replay(claim.entries, claim.events)
@@ -165,6 +179,7 @@ class Driver:
             or self._wants_record()
             or self._effects
             or self.left
+            or isinstance(self.end, Continue)
             or self._transactions
             or self._children.busy
             or self._code.loop.immediate
@@ -381,7 +396,12 @@ class Driver:
         """The code has ended: decide how the run ends."""
         code, root = self._code, self._code.root
         assert root is not None  # noqa: S101  (it has ended, so it was begun)
-        if root.cancelled():
+        if code.continuing is not None and (root.cancelled() or continues(root.exception())):
+            if code.end_as is None:
+                self._continue(code.continuing.input, "asked")
+            else:
+                self._finish(code.end_as, asyncio.CancelledError("the run was cancelled before it could continue"))
+        elif root.cancelled():
             self._finish(code.end_as or "failed", asyncio.CancelledError("the workflow code was cancelled"))
         elif (error := root.exception()) is not None:
             self._finish(code.end_as or "failed", refusal_in(error) or error)
@@ -392,8 +412,35 @@ class Driver:
             except InvalidValue as unfit:
                 self._finish("failed", unfit)
             else:
-                self._stop_effects()
-                self.end = Finish("completed", text)
+                self._returned(text)
+
+    def _returned(self, text: str) -> None:
+        """The code has returned this: end the run, unless it is to do something about unread signals."""
+        on_unread, unread = self.workflow.on_unread, unread_signals(self._code)
+        if unread and on_unread == "continue" and self._code.end_as is None and may_continue(self._code, unread):
+            self._continue(self._claim.entries[0], "unread")
+            return
+        self._stop_effects()
+        self._unread = sorted({self._code.inbox[number].name for number in unread}) if on_unread != "keep" else []
+        if unread and on_unread == "fail":
+            error = SignalsUnread(
+                f"the run {self.run.id!r} returned without reading the signals {', '.join(self._unread)}. They are "
+                "kept, and a retry can read them.",
+                run_id=self.run.id,
+            )
+            self.end = Finish("failed", j.write_failure(failure_of(error)))
+        else:
+            self.end = Finish("completed", text)
+
+    def _continue(self, input: str, because: Literal["asked", "unread"]) -> None:
+        """Begin the next generation as soon as no step of this one is running any more."""
+        self._effects.clear()
+        self._transactions.clear()
+        self._steps.cancel()
+        for lock in list(self._code.replay_locks.pending.values()):
+            if lock.waits:
+                self._code.replay_locks.release(lock)
+        self.end = next_generation(self._code, input, because=because, now=self.host.now())
 
     def _finish(self, status: End, error: BaseException) -> None:
         """End the run with this status, or begin the pause before the next attempt if the workflow is retried."""
@@ -407,6 +454,7 @@ class Driver:
             if deadline is not None and again_at >= deadline:  # the timeout is for all attempts together
                 self.end = Finish("timed_out", j.write_failure(failure))
                 return
+            self._code.continuing = None
             self._code.replay_locks.release_all()
             children = self._code.children
             entry = j.BegunAgain(at=now, again_at=again_at, error=failure, children=children)
@@ -561,7 +609,12 @@ class Driver:
 
     @property
     def _ends(self) -> bool:
-        """Whether the run can be parked or ended now: all cancels of children were answered."""
+        """Whether the run can be parked or ended now: all cancels of children were answered.
+
+        A run that continues has no running step either: a step of the next generation must not run beside it.
+        """
+        if isinstance(self.end, Continue) and self._steps.busy:
+            return False
         return self.end is not None and not self._children.busy
 
     def _flush(self) -> None:
@@ -598,8 +651,8 @@ class Driver:
     def _record(self) -> None:
         code = self._code
         then = self.end if self._ends else None
-        if isinstance(then, Finish) and then.status != "completed" and code.children and self._pause is None:
-            self._recorder.append(j.Left(at=self.host.now(), children=code.children))
+        if isinstance(then, Finish) and then.status != "completed" and code.living_children and self._pause is None:
+            self._recorder.append(j.Left(at=self.host.now(), children=code.living_children))
         self._driver_locks.releasing(code.replay_locks.lock_requests.values())
         self._recorder.send(seen=self._seen, then=then, stuck=self._stuck())
 
@@ -618,6 +671,12 @@ class Driver:
         pending = self._code.replay_locks.pending
         return bool(pending and self.run.parent) or not joined.issuperset(pending)
 
+    def _decides_again(self, end: Ending | None) -> bool:
+        """Whether events that have arrived meanwhile may change how the run is parked, continued or ended."""
+        if isinstance(end, Park):
+            return self._pause is not None or not self._code.done
+        return self._block is None and (isinstance(end, Continue) or (end is not None and end.status == "completed"))
+
     def _refused(self, answer: Outcome | HoldfastError) -> None:
         """The store refuses this driver: another worker drives the run, or the run has ended."""
         holder = answer.holder if isinstance(answer, RunRefused) else ""
@@ -632,10 +691,15 @@ class Driver:
         for new in command.children:
             if new.id not in answer.taken and new.id not in answer.limited:
                 self.host.child_started(new)
+        if not self._long and self._recorder.length >= LONG_HISTORY:
+            self._long = True
+            self.host.emit("history_long", run=self.run.id, workflow=self.workflow.type, entries=self._recorder.length)
         if command.then is not None and answer.done:
-            self.leave("ended" if isinstance(command.then, Finish) else "parked")
+            if self._unread:
+                self.host.emit("signals_unread", run=self.run.id, workflow=self.workflow.type, signals=self._unread)
+            self.leave(_LEFT_BY[type(command.then)])
             return
-        if command.then is not None and isinstance(self.end, Park) and (self._pause is not None or not self._code.done):
+        if command.then is not None and self._decides_again(self.end):
             self.end = None  # an event has arrived meanwhile
         if answer.taken or answer.limited:
             self._recorder.forget_stuck()  # the store did not count the run as stuck

@@ -33,10 +33,11 @@ from ..runtime.threads import in_thread
 from ..stores import Handle
 from ..validation import MICROSECONDS, Duration, checked_count, checked_key, checked_ttl, seconds
 from .client_runs import AsyncRunQueries
-from .definition import Workflow
+from .definition import Workflow, checked_retention
 from .driver import Driver
 from .limits import Admission, admission_of
 from .queries import Incarnation, RunInfo, RunQueries, checked_timeout, result_of
+from .retention import Retention, limits_of
 from .worker import Worker
 
 I = TypeVar("I")  # noqa: E741
@@ -118,6 +119,8 @@ class Engine(AsyncRunQueries, AsyncOnly):
     it. With `recover=False` the engine claims nothing by itself: it drives the runs that it starts or resumes.
     `version` names the code of this process, such as a release or a commit; it is recorded in the runs that the engine
     drives, and shown with them.
+    `retain`, such as "30 days", is how long ended runs of these workflows are kept, unless a workflow has its own
+    `retain`; without it they are kept for ever. The engine removes older ones in the background.
     """
 
     _worker_type: type[Worker] = Worker
@@ -137,6 +140,7 @@ class Engine(AsyncRunQueries, AsyncOnly):
         max_bytes: int | None = None,
         grace: Duration = GRACE_SECONDS,
         version: str | None = None,
+        retain: Duration | None = None,
     ) -> None:
         self._where = url_or_client
         self._options: dict[str, Any] = {"namespace": namespace, "name": name, "store_options": store_options}
@@ -154,6 +158,8 @@ class Engine(AsyncRunQueries, AsyncOnly):
         self._max_bytes = None if max_bytes is None else checked_count(max_bytes, what="max_bytes")
         self._grace = seconds(grace, what="grace")
         self._version = "" if version is None else checked_key(str(version), what="version")
+        self._retain = checked_retention(retain)
+        self._retention: Retention | None = None
         self._process = 0
         self._client: BaseClient | None = None
         self._worker: Worker | None = None
@@ -204,6 +210,8 @@ class Engine(AsyncRunQueries, AsyncOnly):
         self._worker = self._new_worker(client)
         await self._publish(client)
         await self._worker.start()
+        self._retention = Retention(client, limits_of(self._workflows.values(), self._retain))
+        self._start_retention(self._retention)
         unknown = await self.unclaimed()
         if unknown and self._workflows:
             client.events.emit("types_unknown", worker=client.label(None).name, types=unknown)
@@ -239,6 +247,9 @@ class Engine(AsyncRunQueries, AsyncOnly):
             code=self._version,
         )
 
+    def _start_retention(self, retention: Retention) -> None:
+        retention.start()
+
     def _new_client(self, where: str | Handle | None) -> BaseClient:
         return _EngineClient(where, **self._options, events=Events(LoggingSink()))
 
@@ -246,6 +257,9 @@ class Engine(AsyncRunQueries, AsyncOnly):
         """Let steps that are under way finish within `grace`, release all runs for other workers, and close."""
         if self._process not in {0, os.getpid()}:
             return  # the child of a fork has nothing to close
+        retention, self._retention = self._retention, None
+        if retention is not None:
+            await retention.stop()
         worker, self._worker = self._worker, None
         client, self._client = self._client, None
         if worker is not None:
@@ -447,10 +461,13 @@ class Engine(AsyncRunQueries, AsyncOnly):
         before = await self._run(queries.get(run_id))
         driver = worker.drivers.get(run_id)
         if driver is None and before.living:
-            for driver in await worker.claim(limit=1, runs=(run_id,)):
-                await at_rest(driver)
-        elif driver is not None:
+            driver = next(iter(await worker.claim(limit=1, runs=(run_id,))), None)
+        while driver is not None:
             await at_rest(driver)
+            again = driver.left == "continued"  # its next generation may have been claimed by another worker
+            driver = worker.drivers.get(run_id) if again else None
+            if again and driver is None:
+                driver = next(iter(await worker.claim(limit=1, runs=(run_id,))), None)
         return await self._run(queries.get(run_id))
 
     async def sweep(self, limit: int = SWEEP) -> int:

@@ -6,6 +6,7 @@ in it in plain text.
 
 from __future__ import annotations
 
+from os import PathLike
 from pathlib import Path
 from typing import Self
 
@@ -77,6 +78,11 @@ class RunHistory(msgspec.Struct, frozen=True, kw_only=True):
             return cls.from_json(Path(path).read_bytes())
         except InvalidValue as error:
             raise InvalidValue(f"{path}: {error}") from error
+
+
+def history_of(found: RunHistory | str | PathLike[str]) -> RunHistory:
+    """A history, read from its file if it is not one already."""
+    return RunHistory.read(Path(found)) if isinstance(found, str | PathLike) else found
 
 
 def _compact(value: msgspec.Raw) -> str:

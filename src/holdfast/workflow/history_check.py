@@ -117,7 +117,7 @@ def _checked(workflow: Workflow[Any, Any], history: RunHistory) -> ReplayReport:
     if pause is not None:
         begun = j.AttemptBegun(at=pause.entry.again_at, seen=run.posted)
         texts = (*texts, j.encode_entry(begun))
-    elif len(texts) == 1 and run.last.startswith(RESTART):
+    elif len(texts) == j.beginning(texts) and run.last.startswith(RESTART):
         texts = (*texts, j.encode_entry(j.AttemptBegun(at=run.created_at, seen=0)))
     effects = _NoEffects()
     # The next process that drives the run claims it once more.

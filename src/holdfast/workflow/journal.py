@@ -7,6 +7,8 @@ state. `at` is the time of the delivery on the store's clock, and the time of th
 from __future__ import annotations
 
 import hashlib
+import re
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -156,10 +158,56 @@ class AttemptBegun(Entry, frozen=True, tag="attempt-begun", kw_only=True):
     seen: int
 
 
+class CarriedLock(msgspec.Struct, frozen=True, array_like=True):
+    """A lock that the run has kept from an earlier generation: the number of its request, its key and its kind."""
+
+    number: int
+    key: str
+    kind: str
+
+
+class Continued(Entry, frozen=True, tag="continued", kw_only=True):
+    """The second entry of a generation that follows another one. It delivers nothing.
+
+    `because` the workflow asked for it, or returned with unread signals. `signals` are the events with which the
+    generation begins, `children` those that earlier generations have started and that had not ended. The numbers of its
+    requests for locks are higher than `first_lock`, except for `locks`, which keep theirs.
+    """
+
+    because: Literal["asked", "unread"] = "asked"
+    signals: tuple[int, ...] = ()
+    children: tuple[str, ...] = ()
+    locks: tuple[CarriedLock, ...] = ()
+    first_lock: int = 0
+
+
 class Patched(Entry, frozen=True, tag="patch", kw_only=True):
     """The run takes the new branch of `ctx.patched(name)`. It delivers nothing."""
 
     name: str
+
+
+class Forked(Entry, frozen=True, tag="forked", kw_only=True):
+    """This run is a fork: the next `kept` entries are those of another run, up to the step `step`. It delivers nothing.
+
+    `runs` are that run in its generation, and those of which it is a fork itself: children in `children` have ended
+    under ids that begin with one of them, and are not started again. `seed` and `began` are those of the other run, so
+    that its random numbers and times are the same. `at` is the same as `began`. `continued` is how the generation of
+    the other run began, without its children and signals.
+    """
+
+    runs: tuple[str, ...]
+    step: str = ""
+    seed: str
+    began: int
+    kept: int
+    children: tuple[str, ...] = ()
+    continued: Continued | None = None
+
+    @property
+    def origin(self) -> str:
+        """The run of which this one is a fork."""
+        return _GENERATION.sub("", self.runs[0])
 
 
 AnyEntry = (
@@ -179,9 +227,13 @@ AnyEntry = (
     | Left
     | BegunAgain
     | AttemptBegun
+    | Continued
     | Patched
+    | Forked
 )
 
+_FIRST = '{"kind":"continued",', '{"kind":"forked",'
+_GENERATION = re.compile(r"~[0-9]+$")
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(AnyEntry)
 # In a fixed order: the order of a set of strings differs from process to process.
@@ -203,6 +255,22 @@ def decode_entry(text: str) -> AnyEntry:
             "newer version of Holdfast: then upgrade this process."
         ) from error
     return entry
+
+
+def continued_entry(texts: Sequence[str]) -> Continued | None:
+    """The entry with which a generation after the first one begins, read from its journal."""
+    if len(texts) < 2 or not texts[1].startswith(_FIRST):  # noqa: PLR2004
+        return None
+    entry = decode_entry(texts[1])
+    return entry.continued if isinstance(entry, Forked) else entry if isinstance(entry, Continued) else None
+
+
+def beginning(texts: Sequence[str]) -> int:
+    """How many entries a journal begins with before anything has happened: the input, and how the generation began.
+
+    A restart removes what a fork has from another run.
+    """
+    return 2 if len(texts) > 1 and texts[1].startswith(_FIRST[0]) else 1
 
 
 class Ended(msgspec.Struct, frozen=True):

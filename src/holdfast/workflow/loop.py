@@ -68,8 +68,9 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
 
     # -- called by the driver ---------------------------------------------------------------------------
 
-    def run_until_quiet(self, most: int = MAX_TURNS) -> None:
+    def run_until_quiet(self, most: int | None = None) -> None:
         """Run all callbacks that are ready, and those that they add. Never call it within a task."""
+        most = MAX_TURNS if most is None else most
         before = events._get_running_loop()  # noqa: SLF001
         hooks = sys.get_asyncgen_hooks()
         ready = self._ready

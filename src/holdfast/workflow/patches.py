@@ -22,8 +22,11 @@ def begins_here(run: Run, texts: Sequence[str]) -> bool:
     """Whether nobody has driven this attempt before: its code cannot have begun an effect.
 
     The entry that begins a later attempt, or the first one after a restart, is not counted by the run until it is
-    stored. The first attempt of a run has nothing but its input, and was claimed once.
+    stored. The first attempt of a generation has nothing but what it began with, and was claimed once. A fork may keep
+    nothing more.
     """
+    if len(texts) == 2 and isinstance(j.decode_entry(texts[1]), j.Continued | j.Forked):  # noqa: PLR2004
+        return run.claims <= 1
     return len(texts) > run.length or (len(texts) == 1 and run.claims <= 1)
 
 

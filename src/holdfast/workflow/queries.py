@@ -9,7 +9,7 @@ import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 
@@ -29,6 +29,7 @@ from ..rules.runs.outcomes import Claim, Limited, Posted, RunPage, RunRefused, R
 from ..rules.runs.record import (
     ANY_VERSION,
     LIVING,
+    SHOWN,
     Block,
     LimitCancel,
     Run,
@@ -52,7 +53,7 @@ POLL_SECONDS = 1.0
 """Initial polling interval of `result()`, in seconds; also the fixed interval without notifications."""
 MAX_POLL_SECONDS = 15.0
 """Longest polling interval of `result()` with notifications."""
-STATUSES: tuple[Status, ...] = get_args(Status)
+STATUSES = SHOWN
 RETRIABLE = {"failed", "timed_out", "cancelled"}
 RESTART = "restart-"
 """The beginning of the request id of a restart, by which a driver knows that a history was removed."""
@@ -94,9 +95,10 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A run as it was when it was read. `holder` is the worker that drives it; it holds or waits for `locks`.
 
     `code` is the version of the engine that drove it last; `blocked` says why no code that was tried can continue it.
-    `generation` counts the histories that its id has had; `continued_at` is when the run itself began a new one.
-    `replaces` is the id under which the ended run is kept that this one has replaced; `replaced_by` is the id of the
-    run that has replaced this one. `cancelled_by` is the limit that has cancelled it.
+    `generation` counts the histories that its id has had: `started_at` and `entries` are about the current one;
+    `continued_at` is when the run itself began a new one. `replaces` is the id under which the ended run is kept that
+    this one has replaced; `replaced_by` is the id of the run that has replaced this one. `cancelled_by` is the limit
+    that has cancelled it.
     """
 
     id: str
@@ -223,6 +225,8 @@ class RunQueries(RunStarter):
                 if awaited.first is None:
                     awaited.first = run.first
                 if run.first > awaited.first:  # the id has another run now, which knows where the ended one is kept
+                    if not run.replaces:  # that was purged
+                        raise _unknown(run_id)
                     name = run.replaces
                     continue
                 if not run.living:
@@ -277,11 +281,11 @@ class RunQueries(RunStarter):
         keep, forget, children = cut(claim, restart=restart)
         kept = (j.decode_entry(text) for text in claim.entries[1:keep])
         # Its timeout begins again; the journal contains when its own time began.
-        fresh = restart or run.status == "timed_out" or any(isinstance(entry, j.Begun) for entry in kept)
+        fresh = restart or run.status == "timed_out" or any(isinstance(entry, j.Begun | j.Forked) for entry in kept)
         for child in {*children, *_left_behind(claim)}:
             yield from self._check_child(run, child, revived=child in children)
         # A run that was restarted, and ended before its first record, must still look for children of its old history.
-        restarted = restart or (keep == 1 and run.last.startswith(RESTART))
+        restarted = restart or (keep == j.beginning(claim.entries) and run.last.startswith(RESTART))
         request = f"{RESTART if restarted else ''}{secrets.token_hex(8)}"
         outcome, _ = yield from send(
             ReviveRun(run=run_id, fence=run.fence, keep=keep, forget=forget, fresh=fresh, request=request)
@@ -289,6 +293,8 @@ class RunQueries(RunStarter):
         if isinstance(outcome, Limited):
             raise exceeded(run.workflow, outcome.verdict)
         if isinstance(outcome, RunRefused):
+            if outcome.run is None:  # it was purged meanwhile
+                raise _unknown(run_id)
             holder = outcome.holder or seen.holder
             raise RunLocked(
                 f"the run {run_id!r} is driven by {holder or 'another worker'}. Nothing was changed. Cancel the run "
@@ -302,7 +308,7 @@ class RunQueries(RunStarter):
 
     def _unblock(self, run: Run) -> Flow[RunInfo]:
         """Let a blocked run be tried at once."""
-        restarted = run.length == 1 and run.last.startswith(RESTART)  # the next driver must know it
+        restarted = run.last.startswith(RESTART)  # the next driver must know it
         request = f"{RESTART if restarted else ''}{secrets.token_hex(8)}"
         outcome, _ = yield from send(UnblockRun(run=run.id, fence=run.fence, request=request))
         if isinstance(outcome, Posted):
@@ -326,6 +332,8 @@ class RunQueries(RunStarter):
             FailRun(run=run_id, fence=run.fence, reason=failure, entry=entry, request=secrets.token_hex(8))
         )
         if isinstance(outcome, RunRefused):
+            if outcome.run is None:
+                raise _unknown(run_id)
             holder = outcome.holder or seen.holder
             raise RunLocked(
                 f"the run {run_id!r} is driven by {holder or 'another worker'}. Nothing was changed. Cancel it: "
@@ -402,22 +410,22 @@ def cut(claim: Claim, *, restart: bool) -> tuple[int, tuple[int, ...], tuple[str
     stale = [event.number for event in claim.events if event.kind in ("cancel", "lock", "deadlock")]
     ends = {event.number: event for event in claim.events if event.kind == "child"}
     entries = [j.decode_entry(text) for text in claim.entries[1:]]
-    begun = _last_attempt(entries)
+    begun = last_attempt(entries)
     left = [child for entry in entries[begun:] if isinstance(entry, j.Left) for child in entry.children]
     first = next((index for index, entry in enumerate(entries) if isinstance(entry, j.BegunAgain)), len(entries))
     attempts = [entry.seen for entry in entries[first:] if isinstance(entry, j.AttemptBegun)]
     if restart:
         read = [entry.event for entry in entries if isinstance(entry, j.Signalled)]
-        return 1, tuple(sorted({*stale, *read, *ends})), ()
+        return j.beginning(claim.entries), tuple(sorted({*stale, *read, *ends})), ()
     if begun == len(entries):  # in the pause between two attempts
         return begun + 1, tuple(stale), ()
     earlier = attempts[-1] if attempts else 0
     failed = {number for number, event in ends.items() if j.read_end(event.payload).status != "completed"}
     failed = {number for number in failed if number > earlier}
-    keep = _before_open_locks(entries, _before_failure(entries, failed))
+    keep = before_open_locks(entries, _before_failure(entries, failed))
     failed -= {entry.event for entry in entries[:keep] if isinstance(entry, j.ChildEnded)}
     again = [ends[number].name for number in sorted(failed)]
-    return keep + 1, (*stale, *sorted(failed)), tuple(dict.fromkeys([*again, *left]))
+    return max(keep + 1, j.beginning(claim.entries)), (*stale, *sorted(failed)), tuple(dict.fromkeys([*again, *left]))
 
 
 def _left_behind(claim: Claim) -> list[str]:
@@ -426,14 +434,14 @@ def _left_behind(claim: Claim) -> list[str]:
     return [child for entry in entries if isinstance(entry, j.Left | j.BegunAgain) for child in entry.children]
 
 
-def _last_attempt(entries: Sequence[j.AnyEntry]) -> int:
+def last_attempt(entries: Sequence[j.AnyEntry]) -> int:
     """How many entries belong to earlier attempts of the workflow."""
     return max((index for index, entry in enumerate(entries) if isinstance(entry, j.BegunAgain)), default=-1) + 1
 
 
 def _before_failure(entries: Sequence[j.AnyEntry], failed: set[int]) -> int:
     """How many of these entries are before the cancellation of the run, or else before its last failure."""
-    begun = _last_attempt(entries)
+    begun = last_attempt(entries)
     for index in range(begun, len(entries)):
         if isinstance(entries[index], j.CancelAsked):
             return index
@@ -449,7 +457,7 @@ def _before_failure(entries: Sequence[j.AnyEntry], failed: set[int]) -> int:
     return keep
 
 
-def _before_open_locks(entries: Sequence[j.AnyEntry], keep: int) -> int:
+def before_open_locks(entries: Sequence[j.AnyEntry], keep: int) -> int:
     """How many of these entries a run keeps that holds no lock any more: those before a block that had not ended.
 
     Removing these entries may remove the end of another block, too.

@@ -16,8 +16,9 @@ from ..errors import HoldfastError, InvalidValue, NonDeterminismError, NotInWork
 from ..rules.runs.record import End, NewRun, Run, RunEvent, Scalar, generation_id
 from ..runtime.codec import decode_value, output_of
 from . import journal as j
-from .attempts import is_marked
+from .attempts import is_marked, marked
 from .context import Context, SlotWork, StepCall
+from .continuing import ContinueAsNew
 from .definition import Workflow, current_context
 from .failures import step_failed
 from .loop import WorkflowLoop
@@ -32,6 +33,20 @@ MAX_CHILDREN_NAMED = 999
 """A run that waits for more children at once does not report them: it is not part of the search for deadlocks."""
 LOCK_EVENTS = ("lock", "deadlock")
 """Events that only mean that a lock must be requested again."""
+
+
+DELIVERING = (
+    j.StepDone,
+    j.StepLost,
+    j.TimerEnded,
+    j.Signalled,
+    j.ChildEnded,
+    j.CancelAsked,
+    j.LockGranted,
+    j.LockRefused,
+    j.LockLost,
+)
+"""The entries that the code receives. All others are notes, which a driver may write at another place."""
 
 
 class RunLeft(BaseException):
@@ -92,6 +107,15 @@ class Replay:
         self.input_unreadable = False
         self._unread: set[str] = set()  # what the code could not read when it first received it
         self._unfit: InvalidValue | None = None  # the code cannot read what it could read before
+        self.continued: j.Continued | None = None
+        """How this generation began; None in the first one."""
+        self.continuing: ContinueAsNew | None = None
+        """Set when the code has asked for its next generation: it begins nothing more."""
+        self.delivered = 1
+        """How many entries of this generation were delivered, its input included."""
+        self.forked: j.Forked | None = None
+        """What this run has from the run of which it is a fork."""
+        self._inherits = False  # the entries that are being delivered are those of the other run
         self.preface: j.Begun | None = None  # written before the first entry that is recorded
         self.end_as: End | None = None
         self.stop_at: int | None = None  # the end of the grace period after a cancel
@@ -111,9 +135,12 @@ class Replay:
     def replay(self, texts: tuple[str, ...], events: tuple[RunEvent, ...]) -> None:
         """Begin the code, and deliver its history. The first entry is the input."""
         entries = [j.decode_entry(text) for text in texts[1:]]
+        self.continued, self.continuing, self.delivered = j.continued_entry(texts), None, 1
         again = [index for index, entry in enumerate(entries) if isinstance(entry, j.BegunAgain)]
         start = again[-1] + 1 if again else 0
         self.attempt = 1 + len(again)
+        self.forked = entries[0] if entries and isinstance(entries[0], j.Forked) else None
+        self._inherits = self.forked is not None
         self.loop.now = self._beginning(entries)
         self.replay_locks = ReplayLocks(self)
         self.patches = Patches(self, entries[start:], fresh=begins_here(self.run, texts))
@@ -126,7 +153,9 @@ class Replay:
         self.receive(events)
         self._begin(texts[0])
         for index in range(start, len(entries)):
+            self._inherits = self.forked is not None and index <= self.forked.kept
             self.deliver(entries[index])
+        self._inherits = False
         self.unstarted = [new for new in self.unstarted if new.id in self._children]
         if self.attributes == self.run.attributes:
             self.attributes = None
@@ -147,6 +176,8 @@ class Replay:
         if self.attempt > 1:
             return next(entry.at for entry in reversed(entries) if isinstance(entry, j.AttemptBegun))
         begun = next((entry for entry in entries if isinstance(entry, j.Begun)), None)
+        if begun is None and self.forked is not None:
+            return self.forked.began
         if begun is None:
             begun = j.Begun(at=self.run.started_at or self.run.created_at)
             self.preface = begun if self.workflow.timeout is not None else None
@@ -154,9 +185,7 @@ class Replay:
 
     def _begin(self, text: str) -> None:
         run = self.run
-        context = Context(
-            self, seed=f"{generation_id(run.id, run.generation)}:{run.request}:{run.created_at}:{self.attempt}"
-        )
+        context = Context(self, seed=f"{seed_of(run, self.forked)}:{self.attempt}")
         try:
             value = self.workflow.read_input(text, what=f"the input of the run {run.id!r}")
         except InvalidValue:
@@ -185,6 +214,7 @@ class Replay:
     def deliver(self, entry: j.AnyEntry) -> None:  # noqa: PLR0912  (one for each kind of entry)
         """Deliver an entry to the code, and run the code until it waits again."""
         self.loop.now = max(self.loop.now, entry.at)
+        self.delivered += isinstance(entry, DELIVERING)
         match entry:
             case j.StepDone():
                 call = self._call_of(entry.id, entry.args)
@@ -202,7 +232,7 @@ class Replay:
                     raise self._differs(
                         f"the child {entry.id!r} was refused", f"the children {sorted(self._child_waits)}"
                     )
-            case j.Begun() | j.Left() | j.AttemptBegun() | j.Unread() | j.Patched():
+            case j.Begun() | j.Left() | j.AttemptBegun() | j.Unread() | j.Patched() | j.Continued() | j.Forked():
                 return
             case j.Attempted():
                 self.tries[entry.id] = entry
@@ -286,8 +316,17 @@ class Replay:
 
     @property
     def children(self) -> tuple[str, ...]:
-        """The children that are not known to have ended."""
+        """The children that this generation has started and that are not known to have ended."""
         return tuple(self._children)
+
+    @property
+    def living_children(self) -> tuple[str, ...]:
+        """All children that are not known to have ended, also those of earlier generations."""
+        return tuple(dict.fromkeys((*self._inherited, *self._children)))
+
+    @property
+    def _inherited(self) -> tuple[str, ...]:
+        return () if self.continued is None else self.continued.children
 
     def refuse_child(self, id: str, why: HoldfastError) -> None:
         """The child was not started: its id is that of another run, or a limit refused it."""
@@ -311,6 +350,8 @@ class Replay:
                 "a thread. Do this in the workflow, and pass values to the step as arguments; current_step() returns "
                 "the step's idempotency key."
             )
+        if self.continuing is not None:
+            raise self.continuing
 
     async def out(self) -> None:
         """Raise in code that awaits something after its run was left; code that ignores this is suspended for good."""
@@ -369,8 +410,19 @@ class Replay:
                 self.note(j.Unread(at=self.loop.now, id=id))
             raise
 
+    def inherited_child(self, place: str) -> str | None:
+        """The id under which a child has ended in the run of which this one is a fork; None: there is no such child."""
+        if self.forked is not None:
+            for run in self.forked.runs:
+                child = marked(f"{run}/{place}", self.attempt)
+                if child in self.forked.children:
+                    return child
+        return None
+
     def start_child(self, new: NewRun) -> None:
         """Start a child with the next record. A start that is repeated after a replay is recognised by the store."""
+        if self.forked is not None and new.id in self.forked.children:
+            return  # it has ended
         self._children[new.id] = new
         self.taken.pop(new.id, None)  # it may be admitted this time
         self.writes += 1
@@ -394,9 +446,20 @@ class Replay:
 
     def cancel_child(self, id: str) -> None:
         """Cancel a child, once."""
-        if id in self._children and id not in self._stopped and not self.over:
+        if self.over or self.continuing is not None or id in self._stopped:
+            return
+        if id in self._children or id in self._inherited:
             self._stopped.add(id)
+            if self._inherits and self.forked is not None:  # this run has not started it, and does not need to
+                self.refuse_child(id, WorkflowFailed(f"the child was cancelled in the run {self.forked.origin!r}"))
+                return
             self._effects.cancel_child(id)
+
+    def continue_as_new(self, input: str) -> ContinueAsNew:
+        """The code asks for the next generation of its run, with this input."""
+        self.check()
+        self.continuing = ContinueAsNew(input)
+        return self.continuing
 
     def note(self, entry: j.AnyEntry) -> None:
         """Write an entry about something that the code did."""
@@ -424,11 +487,17 @@ class Replay:
 
     def _differs(self, history: str, code: str) -> NonDeterminismError:
         found = "has ended" if self.done else f"waits for {code}"
+        of_a_fork = (
+            f" The run is a fork, and has this from the run {self.forked.origin!r}: another input or another "
+            "ctx.run_id may lead the code elsewhere. Fork from an earlier step."
+            if self._inherits and self.forked is not None
+            else ""
+        )
         return NonDeterminismError(
             f"the run {self.run.id!r} of {self.workflow.type!r} does not follow its history. There {history}; the code "
             f"{found}. The workflow was changed while the run was in progress, or decides by something that is not "
             "recorded (time, random numbers, a global). Give the changed workflow a new version, or use ctx.patched(), "
-            "ctx.now(), ctx.random() and steps.",
+            f"ctx.now(), ctx.random() and steps.{of_a_fork}",
             recorded=history,
             found=found,
         )
@@ -473,10 +542,16 @@ class Replay:
         self.inbox.pop(entry.event, None)
         self.end_as = "cancelled" if entry.event else "timed_out"
         self.stop_at = entry.at + GRACE
-        for child in list(self._children):
+        for child in self.living_children:
             self.cancel_child(child)
         if self.root is not None:
             self.root.cancel()
+
+
+def seed_of(run: Run, forked: j.Forked | None) -> str:
+    """What the random numbers of a run depend on, besides its attempt: a fork has those of the other run."""
+    own = f"{generation_id(run.id, run.generation)}:{run.request}:{run.created_at}"
+    return own if forked is None else forked.seed
 
 
 def _resolve(future: asyncio.Future[Any], value: Any, error: BaseException | None = None) -> None:

@@ -99,7 +99,11 @@ class ReplayLocks:
 
     def __init__(self, code: Replay) -> None:
         self._code = code
-        self._count = REQUESTS_PER_ATTEMPT * (code.attempt - 1)
+        continued = code.continued
+        first = 0 if continued is None else continued.first_lock
+        self._count = first + REQUESTS_PER_ATTEMPT * (code.attempt - 1)
+        self.carried = {} if continued is None else {lock.number: lock for lock in continued.locks}
+        """The locks of earlier generations that this one has not asked for, by their numbers."""
         self._released: dict[int, str] = {}  # released in a replay, before its entry is delivered
         self.pending: dict[int, PendingLock] = {}
         self.lock_requests: dict[int, LockRequest] = {}  # sent to the store with the next record
@@ -110,9 +114,10 @@ class ReplayLocks:
         if code.over:
             await code.out()
         code.check()
-        request = LockRequest(number=self._count + 1, **options)
+        request = LockRequest(number=self._carried_number(**options) or self._count + 1, **options)
         self._check_reentry(request)
-        self._count += 1
+        if self.carried.pop(request.number, None) is None:
+            self._count += 1
         lock = self.pending[request.number] = PendingLock(request, code.loop.create_future())
         if not code.replaying:
             self.lock_requests[request.number] = request
@@ -122,6 +127,10 @@ class ReplayLocks:
             self.release(lock)
             raise
         return lock
+
+    def _carried_number(self, *, key: str, kind: str, **_: Any) -> int | None:
+        """The number of a lock with this key that the run has kept from an earlier generation."""
+        return next((n for n, lock in self.carried.items() if (lock.key, lock.kind) == (key, kind)), None)
 
     def _check_reentry(self, request: LockRequest) -> None:
         """Refuse a task that requests a lock which it holds: it would wait for itself, or for those behind it."""
@@ -135,8 +144,13 @@ class ReplayLocks:
                 )
 
     def release(self, lock: PendingLock) -> None:
-        """Release a lock, or stop waiting for it. When a process leaves the run, the run keeps its locks."""
+        """Release a lock, or stop waiting for it. When a process leaves the run, the run keeps its locks.
+
+        A run that continues as new keeps the locks that it has, too.
+        """
         code, number = self._code, lock.request.number
+        if code.continuing is not None and lock.lease is not None and not lock.lease.lost:
+            return
         if code.over or self.pending.pop(number, None) is None:
             return
         if code.replaying:
@@ -155,7 +169,7 @@ class ReplayLocks:
     def replayed(self, stored: tuple[tuple[int, str], ...]) -> None:
         """After a replay: request again what the code still waits for, and release what the code has released."""
         for number, key in stored:
-            if number not in self.pending:
+            if number not in self.pending and number not in self.carried:
                 self.lock_requests[number] = LockRequest(number=number, key=key, give=True)
         for number in self._released:
             self._code.note(j.LockGiven(at=self._code.loop.now, number=number))

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, get_args
 
 import msgspec
 
 from ..commands import Command, Failed
-from ..commands.runs import ListWorkers, PublishLimits, ReadLimits, StartOrSignal, StartRun
+from ..commands.runs import ForkRun, ListWorkers, PublishLimits, ReadLimits, StartOrSignal, StartRun
 from ..errors import HoldfastError, InvalidOption, InvalidValue, RunExists, WorkflowDefinitionRequired
 from ..platform import elapsed
 from ..rules.lock_outcomes import Outcome
@@ -34,6 +34,7 @@ from ..rules.runs.record import (
     ANY_VERSION,
     NewRun,
     OnExisting,
+    Past,
     Run,
     RunEvent,
     Scalar,
@@ -122,16 +123,28 @@ class RunStarter:
         *,
         workflow: Workflow[Any, Any] | str = "",
         require_definition: bool = False,
+        past: Past | None = None,
     ) -> Flow[Started]:
-        """Start a run under the published limits. If its worker's lease has expired, any worker may claim it."""
-        outcome = yield from self._begin(new, None, worker, workflow, require_definition=require_definition)
+        """Start a run under the published limits. If its worker's lease has expired, any worker may claim it.
+
+        With a `past` it continues from there, in any worker.
+        """
+
+        def command(counted: NewRun, worker: str) -> Command:
+            return StartRun(new=counted, worker=worker) if past is None else ForkRun(new=counted, past=past)
+
+        outcome = yield from self._begin(new, command, worker, workflow, require_definition=require_definition)
         return (yield from self._begun(new, outcome, workflow))
 
     def start_or_signal(
         self, new: NewRun, event: RunEvent, worker: str = "", *, workflow: Workflow[Any, Any] | str = ""
     ) -> Flow[Started | Posted]:
         """Send a signal to the run with this id; where none is living, start one with the signal as its first event."""
-        outcome = yield from self._begin(new, event, worker, workflow)
+
+        def command(counted: NewRun, worker: str) -> Command:
+            return StartOrSignal(new=counted, event=event, worker=worker)
+
+        outcome = yield from self._begin(new, command, worker, workflow)
         if isinstance(outcome, Posted):
             return outcome
         started = _started(new, outcome)
@@ -149,22 +162,19 @@ class RunStarter:
     def _begin(
         self,
         new: NewRun,
-        event: RunEvent | None,
+        command: Callable[[NewRun, str], Command],
         worker: str,
         workflow: Workflow[Any, Any] | str,
         *,
         require_definition: bool = False,
     ) -> Flow[Outcome]:
-        """Send a start, with a signal or without, under the limits that are published at that moment."""
+        """Send a start, as the command that is made of it, under the limits that are published at that moment."""
         if isinstance(workflow, str) and workflow_of(new.type) not in self._published:
             outcome, _ = yield from send(ReadLimits(workflow=workflow_of(new.type)))
             self._check_published(new, outcome, require_definition=require_definition)
         for _ in range(TERMS_CHANGE):
             counted = self._counted(new, workflow)
-            command: Command = StartRun(new=counted, worker=worker)
-            if event is not None:
-                command = StartOrSignal(new=counted, event=event, worker=worker)
-            outcome, _ = yield from send(command)
+            outcome, _ = yield from send(command(counted, worker))
             if isinstance(outcome, WorkerGone):
                 worker = ""
             elif isinstance(outcome, LimitsDiffer):
@@ -297,6 +307,13 @@ def _carried_out(joined: Connection, command: Command) -> Outcome:
 
 
 def _started(new: NewRun, outcome: Outcome) -> Started:
+    if isinstance(outcome, RunTaken) and outcome.run.status == "purged":
+        raise RunExists(
+            f"an earlier run with the id {new.id!r} is being purged, in several steps. Nothing was started. Start it "
+            "again when the purge has ended, or choose another id.",
+            run_id=new.id,
+            status=outcome.run.status,
+        )
     if isinstance(outcome, RunTaken):
         run = outcome.run
         raise RunExists(

@@ -42,6 +42,7 @@ class StepRunner:
     def __init__(self, host: DriverHost, run: Run, report: Report, settled: Callable[[], None]) -> None:
         self._host, self._run, self._report, self._settled = host, run, report, settled
         self.running: set[StepCall] = set()
+        self._threads: set[asyncio.Future[Any]] = set()
 
     def begin(self, call: StepCall) -> None:
         """Begin an attempt of a step."""
@@ -56,9 +57,13 @@ class StepRunner:
         if is_async(function):
             call.running = self._host.spawn(_without_exit(body) if call.timeout is None else _timed(body, call), scope)
         else:
-            call.running = self._host.in_thread(partial(_in_thread, body), scope)
-            if call.timeout is not None:
-                call.running = self._host.spawn(_timed(partial(asyncio.shield, call.running), call), scope.copy())
+            thread = self._host.in_thread(partial(_unless_cancelled, call, body), scope)
+            self._threads.add(thread)
+            thread.add_done_callback(self._thread_ended)
+            if call.timeout is None:
+                call.running = asyncio.shield(thread)  # a thread cannot be cancelled
+            else:
+                call.running = self._host.spawn(_timed(partial(asyncio.shield, thread), call), scope.copy())
         call.running.add_done_callback(partial(self._ended, call))
 
     def transact(self, call: StepCall, record: RecordRun, done: Callable[[StepCall, TransactionResult], None]) -> None:
@@ -78,6 +83,22 @@ class StepRunner:
             done(call, TransactionResult(answer, entries[0] if entries else None))
 
         self._host.transact(work, scope).add_done_callback(answered)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a body is running, also one in a thread for which the code does not wait any more."""
+        return bool(self.running or self._threads)
+
+    def cancel(self) -> None:
+        """Cancel the bodies that are running. Those in threads go on: `settled` is called when they have ended."""
+        for call in list(self.running):
+            if call.running is not None:
+                call.running.cancel()
+
+    def _thread_ended(self, thread: asyncio.Future[Any]) -> None:
+        self._threads.discard(thread)
+        _ignore_exception(thread)
+        self._settled()
 
     def _info(self, call: StepCall) -> StepInfo:
         return StepInfo(self._run.id, call.id, call.attempts, self._run.generation)
@@ -141,6 +162,13 @@ def is_async(function: Any) -> bool:
     """Whether a function returns a coroutine."""
     code = getattr(function, "__code__", None)
     return bool(code is not None and code.co_flags & inspect.CO_COROUTINE) or inspect.iscoroutinefunction(function)
+
+
+def _unless_cancelled(call: StepCall, body: Callable[[], Any]) -> Any:
+    """Run a body in a thread, unless its step was cancelled before a thread was free."""
+    if call.running is not None and call.running.cancelled():
+        return None
+    return _in_thread(body)
 
 
 def _in_thread(body: Callable[[], Any]) -> Any:

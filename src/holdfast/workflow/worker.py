@@ -22,7 +22,7 @@ from ..locks.options import checked_options
 from ..platform import elapsed
 from ..rules.lock_outcomes import Outcome
 from ..rules.runs.outcomes import Claim, Claimed, NextDue, OwnedRuns, RunSeen, WorkerGone, WorkerRegistered
-from ..rules.runs.record import SUSPECT, NewRun, Park, Run, worker_key
+from ..rules.runs.record import SUSPECT, Continue, NewRun, Park, Run, worker_key
 from ..runtime.base import BaseClient
 from ..runtime.runners import run_async
 from ..validation import MICROSECONDS
@@ -453,6 +453,8 @@ class Worker(WorkerHost):
             self._driver_has_left.set()
             if driver.end is not None and len(self.drivers) == self._max_active - 1:
                 self._wake.set()  # another run can be driven now
+            if isinstance(driver.end, Continue):  # its next generation is due
+                self._wake.set()
             if isinstance(driver.end, Park) and driver.end.due_at:
                 pause = (driver.end.due_at - self.now()) / MICROSECONDS
                 if pause < POLL_SECONDS:  # before the next poll

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from ..lock_outcomes import Outcome
 from . import record as rule
 from .admission import finish
-from .helpers import free, holder_of, is_alive, wake
+from .helpers import free, holder_of, is_alive, known, wake
 from .outcomes import Blocked, Posted, RunRefused
 from .record import Block, Finish, Run
 from .repository import RunRepository
@@ -27,7 +27,7 @@ def block(
     request: str,
 ) -> Outcome:  # fmt: skip
     """Block a run that the caller drives, also with events that it has not seen; `before` is its block until then."""
-    found = repo.run(run)
+    found = known(repo, run)
     if found is not None and found.block is not None and found.block.request == request:
         return Blocked(run=found)
     if found is None or found.status != "running" or found.fence != fence:
@@ -48,7 +48,7 @@ def poisoned(repo: RunRepository, now: int, run: Run) -> Run:
 
 def unblock(repo: RunRepository, now: int, *, run: str, fence: int, request: str) -> Outcome:
     """Let any worker try a blocked run at once, with its whole history."""
-    before = repo.run(run)
+    before = known(repo, run)
     if before is not None and before.last == request:
         return Posted(number=before.length, fresh=True, run=before)
     if before is None or before.status != "blocked" or before.fence != fence:
@@ -67,7 +67,7 @@ def unblock(repo: RunRepository, now: int, *, run: str, fence: int, request: str
 
 def give_up(repo: RunRepository, now: int, *, run: str, fence: int, reason: str, entry: str, request: str) -> Outcome:
     """End a run that no worker drives as failed. `entry`, if any, is the last entry of its journal."""
-    before = repo.run(run)
+    before = known(repo, run)
     if before is not None and before.last == request:
         return Posted(number=before.length, fresh=True, run=before)
     if before is None or not before.living or before.fence != fence or not free(repo, now, before):

@@ -13,6 +13,12 @@ from .record import Run, RunEvent
 from .repository import RunRepository
 
 
+def known(repo: RunRepository, id: str) -> Run | None:
+    """One run. A run that was purged counts as absent, also while parts of it are left."""
+    run = repo.run(id)
+    return None if run is None or run.status == "purged" else run
+
+
 def is_alive(repo: RunRepository, now: int, worker: str) -> bool:
     """Whether a worker's lease is held."""
     return bool(worker) and rule.holds(repo.lock(rule.worker_key(worker)), now, worker)

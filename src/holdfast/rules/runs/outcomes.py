@@ -167,3 +167,58 @@ class WorkerList(Outcome, frozen=True, kw_only=True):
 
 class WorkerRegistered(Outcome, frozen=True, kw_only=True):
     """The worker is registered, or no longer registered."""
+
+
+class Purged(Outcome, frozen=True, kw_only=True):
+    """How many trees and runs were removed, or can be; and how many trees stay, and why.
+
+    A run of them has not ended (`living`), ended too late (`young`) or cannot be read. `large` are those that need
+    several steps, `rest` those that this step did not reach.
+    """
+
+    trees: int
+    runs: int
+    living: int = 0
+    young: int = 0
+    unreadable: int = 0
+    large: tuple[str, ...] = ()
+    rest: tuple[str, ...] = ()
+
+
+class TreeSeen(Outcome, frozen=True, kw_only=True):
+    """A page of the runs below a first run: how many there are, and how many of them prevent a purge and why.
+
+    `next` is the `after` of the next page.
+    """
+
+    runs: int
+    living: int = 0
+    young: int = 0
+    unreadable: int = 0
+    next: str | None = None
+
+
+class PurgeStep(Outcome, frozen=True, kw_only=True):
+    """How far the purge of a large tree has come; `runs` were removed in this step.
+
+    `refused`: nothing was changed, because a run of it was revived or another purge removes it.
+    """
+
+    state: Literal["refused", "marked", "hidden", "removed"]
+    runs: int = 0
+
+
+class EndedRuns(Outcome, frozen=True, kw_only=True):
+    """A page of runs without a parent that have ended: (ended_at, id), the oldest first; `next` continues it."""
+
+    runs: tuple[tuple[int, str], ...]
+    next: tuple[int, str] | None
+    now: int
+
+
+class EndedWorkflows(Outcome, frozen=True, kw_only=True):
+    """The names of workflows that have ended runs, and perhaps of others; `next` is the `after` of the next page."""
+
+    names: tuple[str, ...]
+    next: str | None
+    now: int

@@ -7,7 +7,7 @@ are text here; `workflow/journal.py` knows what they mean. All times are integer
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import msgspec
 from msgspec.structs import replace
@@ -16,10 +16,10 @@ from ..lock_record import LockRecord
 from .limits import LimitKey, group_of
 
 Status = Literal[
-    "queued", "pending", "running", "suspended", "blocked", "completed", "failed", "cancelled", "timed_out"
+    "queued", "pending", "running", "suspended", "blocked", "completed", "failed", "cancelled", "timed_out", "purged"
 ]
 """Not ended: waiting for admission, for a worker, driven by one, waiting for a time or an event, waiting for code that
-fits its history. The rest are ends."""
+fits its history. The rest are ends; of a `purged` run only the row is left, and it counts as absent."""
 End = Literal["completed", "failed", "cancelled", "timed_out"]
 EventKind = Literal["signal", "cancel", "child", "lock", "deadlock"]
 OnExisting = Literal["error", "use", "replace_ended"]
@@ -45,6 +45,9 @@ Scalar = str | int | bool
 """What an attribute can be."""
 
 LIVING: tuple[Status, ...] = ("queued", "pending", "running", "suspended", "blocked")
+ENDS: tuple[End, ...] = get_args(End)
+SHOWN: tuple[Status, ...] = (*LIVING, *ENDS)
+"""The statuses of runs that lists and counts show."""
 POISONED = 5
 """After this many crashes of its workers in a row, with nothing recorded in between, a run is blocked."""
 BLOCK_PAUSE = 60_000_000
@@ -136,10 +139,11 @@ class Run(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     set while the run is blocked; `blocked_for` is how long it was blocked before, which its timeout does not count.
     `code` is the version of the engine that claimed it last. `generation` counts the histories that this id has had:
     `length`, `posted` and `claims` are about the current one. `remembered` is what is kept of the keys of signals that
-    earlier generations have read. `first` is the generation with which this run began: above 1 where it has replaced an
-    ended run of this id, which is kept as `replaces`; the kept one has the id of its successor in `replaced_by`.
-    `parent_first` is the `first` of the parent that has started it, `continued_at` when its generation began where that
-    is not the first one, `cancelled_by` the limit that has cancelled it.
+    earlier generations have read. `purging` is the id of the purge that is about to remove its tree, if that takes more
+    than one step. `first` is the generation with which this run began: above 1 where it has replaced an ended run of
+    this id, which is kept as `replaces`; the kept one has the id of its successor in `replaced_by`. `parent_first` is
+    the `first` of the parent that has started it, `continued_at` when its generation began where that is not the first
+    one, `cancelled_by` the limit that has cancelled it.
     """
 
     id: str
@@ -181,6 +185,7 @@ class Run(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     parent_first: int = 1
     continued_at: int | None = None
     cancelled_by: LimitCancel | None = None
+    purging: str = ""
 
     @property
     def workflow(self) -> str:
@@ -191,6 +196,11 @@ class Run(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     def living(self) -> bool:
         """Whether it has not ended yet."""
         return self.status in LIVING
+
+    @property
+    def purgeable_from(self) -> int | None:
+        """When the first run of a tree ended: the time by which purges find it. None for all other runs."""
+        return None if self.parent or self.status in LIVING else self.ended_at
 
 
 class NewRun(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -224,6 +234,14 @@ class RunEvent(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     payload: str = "null"
     key: str = ""
     at: int = 0
+
+
+class Past(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """What a run has from its start on besides its input: entries, events, and the number of the last event."""
+
+    entries: tuple[str, ...] = ()
+    events: tuple[RunEvent, ...] = ()
+    posted: int = 0
 
 
 class Park(msgspec.Struct, frozen=True, tag="park"):
@@ -390,11 +408,6 @@ def is_child_of(run: Run, parent: Run) -> bool:
     return run.parent == parent.id and run.parent_first == parent.first
 
 
-def is_another(before: Run, run: Run) -> bool:
-    """Whether a run has replaced another one: fields that never change in the life of a run may differ."""
-    return before.first != run.first
-
-
 def at_once(now: int) -> int:
     """The due time of a run that is due from now on, even if the clock is set back."""
     return now - LONG_AGO
@@ -406,10 +419,11 @@ def due_since(run: Run) -> int:
     return due_at + LONG_AGO if due_at < 0 else due_at
 
 
-def start(new: NewRun, now: int, worker: str = "", *, replaced: Run | None = None, parent: Run | None = None) -> Run:
+def start(new: NewRun, now: int, worker: str = "", *, before: Run | None = None, parent: Run | None = None) -> Run:
     """The record of a new run: it belongs to the worker that started it, or else any worker may claim it.
 
-    It continues the generations and the fence of an ended run that it replaces.
+    It continues the generations and the fence of `before`: an ended run that it replaces, or what is left of one that
+    was purged.
     """
     run = Run(
         id=new.id,
@@ -427,13 +441,13 @@ def start(new: NewRun, now: int, worker: str = "", *, replaced: Run | None = Non
         code=new.code,
         parent_first=1 if parent is None else parent.first,
     )
-    if replaced is not None:
+    if before is not None:
         run = replace(
             run,
-            fence=new_fence(replaced, now),
-            generation=replaced.generation + 1,
-            first=replaced.generation + 1,
-            replaces=archive_id(replaced),
+            fence=new_fence(before, now),
+            generation=before.generation + 1,
+            first=before.generation + 1,
+            replaces="" if before.status == "purged" else archive_id(before),
         )
     return claim(run, now, worker=worker, type=new.type, code=new.code) if worker else run
 
@@ -606,6 +620,7 @@ def revived(run: Run, now: int, *, keep: int, request: str, fresh: bool) -> Run:
         waits=(),
         stuck=None,
         block=None,
+        purging="",
         blocked_for=0 if fresh else run.blocked_for,
         started_at=None if fresh else run.started_at,
     )

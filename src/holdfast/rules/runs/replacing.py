@@ -54,7 +54,7 @@ class Replaced:
     def keep(self, now: int, successor: Run) -> Run:
         """Move everything of the ended run to its new id, after its successor was written. Returns the successor."""
         repo, run = self._repo, self.run
-        kept = replace(run, id=rule.archive_id(run), replaced_by=run.id, remembered=None)
+        kept = replace(run, id=rule.archive_id(run), replaced_by=run.id, remembered=None, purging="")
         if run.root == run.id:
             kept = replace(kept, root=kept.id)
         keys = [event.key for event in self._events if event.kind == "signal" and event.key]

@@ -27,7 +27,7 @@ class RunFilter(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     def fits(self, run: Run) -> bool:
         """Whether a run matches."""
         return (
-            (not self.statuses or run.status in self.statuses)
+            (run.status in self.statuses if self.statuses else run.status != "purged")
             and (not self.workflow or run.workflow == self.workflow)
             and run.id.startswith(self.prefix)
             and (self.since is None or run.created_at >= self.since)
@@ -76,6 +76,12 @@ class RunRepository(Protocol):
 
     def clear_inbox(self, run: str) -> None:
         """Remove all events; the next one that is written has the number 1."""
+
+    def clear_run(self, run: Run, left: Run | None) -> None:
+        """Remove a run that has ended: its row, journal, inbox, idempotency key and `execution` state.
+
+        With `left`, that row stays in its place, without any of the others.
+        """
 
     def due(self, type: str, now: int, limit: int) -> Sequence[Run]:
         """The due runs of a type: up to `limit` that are due at once, and as many by time; each by age, id."""
@@ -146,8 +152,19 @@ class RunRepository(Protocol):
     def put_record(self, type: RecordType[R], key: str, record: R | None) -> None:
         """Write a record of any type; None removes it. Raises for what cannot be stored."""
 
+    def record_keys(self, type: RecordType[R], prefix: str, after: str, limit: int) -> Sequence[str]:
+        """The keys of the first records of a type that begin with the prefix and come after `after`, in order."""
+
     def page(self, wanted: RunFilter, after: tuple[int, str] | None, limit: int) -> Sequence[Run]:
         """The runs that match, the newest first, after the cursor."""
 
     def run_counts(self) -> dict[str, int]:
         """The number of runs of each type that have not ended."""
+
+    def ended(
+        self, workflow: str, status: str, before: int, after: tuple[int, str] | None, limit: int
+    ) -> Sequence[tuple[int, str]]:
+        """The runs without a parent that ended with this status before a moment: (ended_at, id), the oldest first."""
+
+    def workflows_after(self, name: str, limit: int) -> Sequence[str]:
+        """The names of workflows that come after this one and have runs in `ended`, in order; perhaps others too."""

@@ -19,7 +19,7 @@ from . import replacing, tree
 from .admission import cancel, enter, finish
 from .blocking import may_claim, poisoned
 from .generations import begin_next
-from .helpers import can_drive, free, holder_of, is_alive, wake
+from .helpers import can_drive, free, holder_of, is_alive, known, wake
 from .helpers import post as post_to
 from .limits import ADMITTED, LimitVerdict, WorkflowLimits
 from .lock_requests import LockRequest
@@ -40,7 +40,8 @@ from .outcomes import (
     WorkerList,
     WorkerRegistered,
 )
-from .record import Block, Continue, Ending, Finish, NewRun, Run, RunEvent, Scalar, WorkerRecord
+from .purging import is_stub, spare
+from .record import Block, Continue, Ending, Finish, NewRun, Past, Run, RunEvent, Scalar, WorkerRecord
 from .repository import RunRepository
 from .signal_keys import is_remembered
 
@@ -48,28 +49,37 @@ ORPHANS_AT_ONCE = 1_000
 """How many runs of crashed workers one claim releases, at most."""
 
 
-def start(repo: RunRepository, now: int, new: NewRun, worker: str, *, parent: Run | None = None) -> Outcome:
-    """Start a run for a worker, or for any worker that claims it; a child for the parent that records it."""
-    known = _known(repo, now, new)
-    if known is not None:
-        return known
+def start(
+    repo: RunRepository, now: int, new: NewRun, worker: str, past: Past | None = None, *, parent: Run | None = None
+) -> Outcome:
+    """Start a run for a worker, or for any worker that claims it; with a `past`, it continues from there.
+
+    `parent` is the run that starts a child in the step of its record.
+    """
+    there = _known(repo, now, new)
+    if there is not None:
+        return there
     if worker and not can_drive(repo, now, worker):
         return WorkerGone()
     if not new.parent and ((terms := repo.terms(rule.workflow_of(new.type))) or WorkflowLimits()).digest != new.terms:
         return LimitsDiffer(terms=terms)  # a child is counted under the limits that its parent's code gave
-    ended = repo.run(new.id)
-    replaced = None if ended is None else replacing.Replaced(repo, ended)
-    entrance = enter(repo, now, rule.start(new, now, replaced=ended, parent=parent), worker)
-    run, verdict = entrance.run, entrance.verdict
-    if run is None:
-        return Limited(verdict=verdict)
-    fresh = run.id == new.id
+    before = repo.run(new.id)
+    replaced = None if before is None or is_stub(before) else replacing.Replaced(repo, before)
+    run = rule.start(new, now, before=before, parent=parent)
+    if past is not None:
+        run = replace(run, length=1 + len(past.entries), posted=past.posted)
+    entrance = enter(repo, now, run, worker)
+    if entrance.run is None:
+        return Limited(verdict=entrance.verdict)
+    run, fresh = entrance.run, entrance.run.id == new.id
     if fresh:
         if replaced is not None:
             run = replaced.keep(now, run)
-        repo.append(new.id, 0, (new.input,))
+        repo.append(new.id, 0, (new.input, *(() if past is None else past.entries)))
+        for event in () if past is None else past.events:
+            repo.post(new.id, event)
         tree.joined(repo, run)
-    return Started(run=run, fresh=fresh, now=now, verdict=verdict, woken=entrance.woken)
+    return Started(run=run, fresh=fresh, now=now, verdict=entrance.verdict, woken=entrance.woken)
 
 
 def start_or_signal(repo: RunRepository, now: int, new: NewRun, event: RunEvent, worker: str) -> Outcome:
@@ -77,7 +87,7 @@ def start_or_signal(repo: RunRepository, now: int, new: NewRun, event: RunEvent,
 
     A signal that the ended run knows starts nothing.
     """
-    before = repo.run(new.id)
+    before = known(repo, new.id)
     again = replacing.started_by(repo, now, before, new.request)
     if again is not None:
         by = again.cancelled_by if again.status == "cancelled" and again.started_at is None else None
@@ -101,14 +111,16 @@ def _known(repo: RunRepository, now: int, new: NewRun) -> Outcome | None:
     if again is not None:
         return Started(run=again, fresh=True, now=now)
     if new.key and (found := repo.run_with_key(rule.workflow_of(new.type), new.key)) is not None:
-        known = repo.run(found)
-        if known is not None:
-            return Started(run=known, fresh=False, now=now)
-    return None if before is None else _existing(repo, now, new, before)
+        other = known(repo, found)
+        if other is not None:
+            return Started(run=other, fresh=False, now=now)
+    return None if before is None or is_stub(before) else _existing(repo, now, new, before)
 
 
 def _existing(repo: RunRepository, now: int, new: NewRun, before: Run) -> Outcome | None:
     """The answer to a start whose id another run has; None if the start replaces that run."""
+    if before.status == "purged":
+        return RunTaken(run=before)
     if new.on_existing == "use":
         if before.workflow != rule.workflow_of(new.type):
             return RunTaken(run=before, why="workflow")
@@ -198,7 +210,7 @@ def record(
 
     With a swap, a slot is written in the same step; where another write came first, nothing is done at all.
     """
-    before = repo.run(run)
+    before = known(repo, run)
     if before is not None and before.last == request:
         done = then is None or before.status != "running" or before.fence != fence
         there = {new.id: repo.run(new.id) for new in children}
@@ -257,7 +269,7 @@ def record(
 
 def post(repo: RunRepository, now: int, run: str, event: RunEvent) -> Outcome:
     """Put an event into the inbox of a run that has not ended; its worker is notified, or the run becomes due."""
-    before = repo.run(run)
+    before = known(repo, run)
     if before is not None and (number := _knows(repo, before, event)) is not None:
         return Posted(number=number, fresh=False, run=before)
     if before is None or not before.living:
@@ -269,9 +281,11 @@ def revive(
     repo: RunRepository, now: int, *, run: str, fence: int, keep: int, forget: Sequence[int], fresh: bool, request: str
 ) -> Outcome:
     """Let a run begin again after its first `keep` entries, unless a worker drives it or its fence has changed."""
-    before = repo.run(run)
+    before = known(repo, run)
     if before is not None and before.last == request:
         return Posted(number=before.length, fresh=True, run=before)
+    if before is not None and not spare(repo, before):
+        return RunRefused(run=None)
     if before is None or before.fence != fence or before.replaced_by or not free(repo, now, before):
         return RunRefused(run=before, holder=holder_of(repo, now, before))
     after = rule.revived(before, now, keep=max(1, min(keep, before.length)), request=request, fresh=fresh)
@@ -294,7 +308,7 @@ def revive(
 
 def watch(repo: RunRepository, now: int, run: str, id: str) -> Outcome:
     """Read a run, and notify this attempt of its end."""
-    before = repo.run(run)
+    before = known(repo, run)
     if before is not None and before.living and id not in before.watchers and len(before.watchers) < rule.WATCHERS:
         repo.save(replace(before, watchers=(*before.watchers, id)))
     return see(repo, now, run, history=False)
@@ -302,7 +316,7 @@ def watch(repo: RunRepository, now: int, run: str, id: str) -> Outcome:
 
 def see(repo: RunRepository, now: int, run: str, *, history: bool) -> RunSeen:
     """Read a run, with its journal and inbox if requested."""
-    found = repo.run(run)
+    found = known(repo, run)
     if found is None:
         return RunSeen(claim=None, holder="", expires_at=None, now=now)
     shown = Claim(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -11,9 +11,9 @@ from ...rules import lock
 from ...rules.lock_record import LockRecord
 from ...rules.record_type import R, RecordType
 from ...rules.runs.limits import Limit, LimitKey, WorkflowLimits, group_of
-from ...rules.runs.record import Run, RunEvent, WorkerRecord, is_another, memberships
+from ...rules.runs.record import Run, RunEvent, WorkerRecord, memberships
 from ...rules.runs.repository import RunFilter
-from ...rules.slot import EMPTY_SLOT, Address, Slot
+from ...rules.slot import EMPTY_SLOT, EXECUTION, Address, Slot
 from .records import MemoryRecords
 
 
@@ -41,6 +41,7 @@ class MemoryRunRepository:
         self._queues: dict[str, list[tuple[int, int, str]]] = {}
         self._let_in: dict[str, list[tuple[int, str]]] = {}
         self._starts: dict[str, list[tuple[int, str]]] = {}
+        self._ended: dict[tuple[str, str], list[tuple[int, str]]] = {}
 
     def run(self, id: str) -> Run | None:
         """One run."""
@@ -50,12 +51,15 @@ class MemoryRunRepository:
         """Write a run, new or changed, and update the lists that contain it."""
         before = self._runs.get(run.id)
         self._runs[run.id] = run
-        if before is None or is_another(before, run):
+        if before is None or before.created_at != run.created_at:
             if before is not None:
                 del self._by_age[bisect_left(self._by_age, (before.created_at, run.id))]
             insort(self._by_age, (run.created_at, run.id))
-            if run.key:
-                self._by_key[run.workflow, run.key] = run.id
+        if before is not None and before.key and (before.workflow, before.key) != (run.workflow, run.key):
+            del self._by_key[before.workflow, before.key]
+        if run.key:
+            self._by_key[run.workflow, run.key] = run.id
+        self._list_ended(before, run)
         if before is not None and before.due_at is not None:
             due = self._due[before.type]
             del due[bisect_left(due, (before.due_at, run.id))]
@@ -67,6 +71,14 @@ class MemoryRunRepository:
             self._owned.setdefault(run.worker, {})[run.id] = None
         if run.places or run.waits or (before is not None and before.waits):
             self._count(before, run)
+
+    def _list_ended(self, before: Run | None, run: Run | None) -> None:
+        """Update the lists of ended runs by which purges find them."""
+        old, new = _ended_place(before), _ended_place(run)
+        if old != new:
+            for place, adds in ((old, False), (new, True)):
+                if place is not None:
+                    _put(self._ended, place[0], place[1], adds=adds)
 
     def _count(self, before: Run | None, run: Run) -> None:
         """Update the lists of queued and admitted runs of each limit, and of runs that wait for a lock."""
@@ -115,6 +127,21 @@ class MemoryRunRepository:
     def clear_inbox(self, run: str) -> None:
         """Remove all events; the next one that is written has the number 1."""
         self._inboxes.pop(run, None)
+
+    def clear_run(self, run: Run, left: Run | None) -> None:
+        """Remove a run that has ended, with what belongs to it; with `left`, that row stays."""
+        self._journals.pop(run.id, None)
+        self._inboxes.pop(run.id, None)
+        for address in [address for address in self._slots if address[:2] == (EXECUTION, run.id)]:
+            del self._slots[address]
+        if left is not None:
+            self.save(left)
+            return
+        del self._runs[run.id]
+        del self._by_age[bisect_left(self._by_age, (run.created_at, run.id))]
+        if run.key:
+            del self._by_key[run.workflow, run.key]
+        self._list_ended(run, None)
 
     def due(self, type: str, now: int, limit: int) -> Sequence[Run]:
         """The due runs of a type: up to `limit` that are due at once, and as many by time; each by age, id."""
@@ -214,6 +241,22 @@ class MemoryRunRepository:
         """Write a record of any type; None removes it."""
         self._records.put_record(type, key, record)
 
+    def record_keys(self, type: RecordType[R], prefix: str, after: str, limit: int) -> Sequence[str]:
+        """The keys of the first records of a type that begin with the prefix and come after `after`, in order."""
+        return self._records.keys_after(type.name, prefix, after, limit)
+
+    def ended(
+        self, workflow: str, status: str, before: int, after: tuple[int, str] | None, limit: int
+    ) -> Sequence[tuple[int, str]]:
+        """The runs without a parent that ended with this status before a moment: (ended_at, id), the oldest first."""
+        found = self._ended.get((workflow, status), [])
+        first = 0 if after is None else bisect_right(found, tuple(after))
+        return found[first : min(bisect_left(found, (before, "")), first + limit)]
+
+    def workflows_after(self, name: str, limit: int) -> Sequence[str]:
+        """The names of workflows that come after this one and have such runs, in order."""
+        return sorted({workflow for workflow, _ in self._ended if workflow > name})[:limit]
+
     def page(self, wanted: RunFilter, after: tuple[int, str] | None, limit: int) -> Sequence[Run]:
         """The runs that match, the newest first, after the cursor."""
         start = len(self._by_age) if after is None else bisect_left(self._by_age, tuple(after))
@@ -231,7 +274,14 @@ class MemoryRunRepository:
         return dict(Counter(run.type for run in self._runs.values() if run.living))
 
 
-def _put(groups: dict[str, list[Any]], group: str, member: tuple[Any, ...], *, adds: bool) -> None:
+def _ended_place(run: Run | None) -> tuple[tuple[str, str], tuple[int, str]] | None:
+    """The list of ended runs that contains a run, and its place in it."""
+    if run is None or run.purgeable_from is None:
+        return None
+    return (run.workflow, run.status), (run.purgeable_from, run.id)
+
+
+def _put(groups: dict[Any, list[Any]], group: Any, member: tuple[Any, ...], *, adds: bool) -> None:
     """Add a member to its group, or remove it; an empty group is deleted."""
     members = groups.setdefault(group, [])
     if adds:

@@ -8,16 +8,17 @@ than were scanned already. So a list costs about as much as the cheaper of the t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, get_args
+from typing import Any, Protocol
 
 import msgspec
 
 from ...commands import ListLocks, LockPage
+from ...commands.purging import ListEndedRuns, ListEndedWorkflows
 from ...commands.runs import ListRuns
 from ...errors import RecordUnreadable
 from ...rules.lock_record import decode
-from ...rules.runs.outcomes import RunCounts, RunPage
-from ...rules.runs.record import Run, Status
+from ...rules.runs.outcomes import EndedRuns, EndedWorkflows, RunCounts, RunPage
+from ...rules.runs.record import SHOWN, Run
 from ...rules.runs.repository import RunFilter
 from ..common import at_least_one, end_of_prefix, listed
 from . import statements as sql
@@ -29,7 +30,6 @@ MAX_PAGE = 2**31 - 2
 NEVER = 2**63 - 1
 FIRST_ROWS = 256
 FACTOR = 8
-STATUSES: tuple[str, ...] = get_args(Status)
 
 _SETTINGS = """
 SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', $1, true),
@@ -55,6 +55,17 @@ _HAS_ATTRIBUTES = r"""NOT EXISTS (
 _IN_ORDER = """
     AND o.created_at >= $4::bigint AND (o.created_at, o.id || '') < ($5::bigint, $6)
   ORDER BY o.created_at DESC, (o.id || '') DESC LIMIT $7::bigint"""
+ENDED = """
+SELECT o.ended_at, o.id FROM holdfast.runs AS o
+ WHERE o.namespace || '#' = $1 || '#' AND o.workflow || '' = $2 AND o.status || '' = $3 AND o.ended_at IS NOT NULL
+   AND o.parent = '' AND (o.ended_at, o.id || '') > ($4::bigint, $5) AND o.ended_at < $6::bigint
+ ORDER BY o.ended_at, (o.id || '') LIMIT $7::bigint
+"""
+NEXT_WORKFLOW = """
+SELECT o.workflow || '' FROM holdfast.runs AS o
+ WHERE o.namespace || '#' = $1 || '#' AND o.workflow || '' > $2 AND o.ended_at IS NOT NULL AND o.parent = ''
+ ORDER BY (o.workflow || '') LIMIT 1
+"""
 # How many rows were scanned, the last of them, and the ids of the runs that match.
 STEP = f"""
 WITH seen AS MATERIALIZED (
@@ -133,6 +144,31 @@ class ListReader:
         """The number of runs of each type that have not ended."""
         return RunCounts(counts={(kind or b"").decode(): int(many or b"0") for kind, many in self._rows(COUNT_RUNS)})
 
+    def list_ended(self, command: ListEndedRuns) -> EndedRuns:
+        """A page of runs that ended with one status, by the time of their end."""
+        _check(command.workflow, command.status)
+        limit = min(at_least_one(command.limit), MAX_PAGE)
+        first, name = command.after or (-NEVER, "")
+        rows = self._rows(
+            ENDED, command.workflow.encode(), command.status.encode(), str(first).encode(), name.encode(),
+            str(command.before).encode(), str(limit + 1).encode(),
+        )  # fmt: skip
+        found = tuple((int(at or b"0"), (run or b"").decode()) for at, run in rows)
+        return EndedRuns(runs=found[:limit], next=found[limit - 1] if len(found) > limit else None, now=self._now)
+
+    def ended_workflows(self, command: ListEndedWorkflows) -> EndedWorkflows:
+        """A page of the names of workflows with such runs: one search in the index for each."""
+        _check(command.after)
+        limit = at_least_one(command.limit)
+        found: list[str] = []
+        while len(found) <= limit:
+            rows = self._rows(NEXT_WORKFLOW, (found[-1] if found else command.after).encode())
+            if not rows:
+                break
+            found.append((rows[0][0] or b"").decode())
+        more = found[limit - 1] if len(found) > limit else None
+        return EndedWorkflows(names=tuple(found[:limit]), next=more, now=self._now)
+
     def list_runs(self, command: ListRuns) -> RunPage:
         """A page of runs, the newest first; one more is read, to know whether there are more."""
         _check(command.wanted.workflow, command.wanted.prefix, *command.wanted.statuses)
@@ -149,7 +185,7 @@ class ListReader:
         return RunPage(runs=tuple(runs), next=following, now=self._now)
 
     def _found(self, wanted: RunFilter, after: tuple[int, str] | None, limit: int) -> list[str]:
-        statuses = encoded(list(dict.fromkeys(wanted.statuses)) or STATUSES)
+        statuses = encoded(list(dict.fromkeys(wanted.statuses)) or SHOWN)
         attributes = encoded([(_json(name), _json(value)) for name, value in wanted.attributes.items()])
         since = str(-NEVER if wanted.since is None else wanted.since).encode()
         ends = [(NEVER, ""), *([(wanted.until, "")] if wanted.until is not None else []), *([after] if after else [])]

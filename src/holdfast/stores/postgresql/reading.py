@@ -265,6 +265,16 @@ class PostgresReader(Answers):
     def _read_records(self) -> None:
         if self._has(q.SlotAt):
             self._ask_for(sql.SLOTS, self._take_slots, (one.address for one in self._by[q.SlotAt]))
+        if self._has(q.SlotsOf):
+            self._ask_for(
+                sql.SLOTS_OF,
+                self._all(
+                    self._by[q.SlotsOf],
+                    lambda row: q.SlotsOf(text_of(row[0])),
+                    lambda _, rows: tuple(text_of(row[1]) for row in rows),
+                ),
+                (one.owner for one in self._by[q.SlotsOf]),
+            )
         if self._has(q.RecordAt):
             self._ask_for(of_records.READ, self._take_records, ((one.kind, one.key) for one in self._by[q.RecordAt]))
         for one in self._by.get(q.RecordsAfter, ()):

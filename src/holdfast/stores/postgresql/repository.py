@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from ...commands import Command, Failed, ListLocks
+from ...commands.purging import ListEndedRuns, ListEndedWorkflows
 from ...commands.runs import CountRuns, ListRuns
 from ...errors import RecordUnreadable
 from ...rules.lock_outcomes import Outcome
@@ -263,6 +264,10 @@ class PostgresSource:
             return asking.list_locks(command)
         if isinstance(command, ListRuns):
             return asking.list_runs(command)
+        if isinstance(command, ListEndedRuns):
+            return asking.list_ended(command)
+        if isinstance(command, ListEndedWorkflows):
+            return asking.ended_workflows(command)
         assert isinstance(command, CountRuns)  # noqa: S101  (the only other type)
         return asking.count_runs()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from functools import cache
 
+from ...rules.slot import EXECUTION
 from .functions import functions_for, quoted
 
 _NAMED = re.compile(r"\bholdfast\.(\w+)")
@@ -159,6 +160,12 @@ SLOTS = """
 SELECT x.scope, x.owner, x.key, x.version, x.value, x.past::text FROM jsonb_array_elements($2::jsonb) AS k(a)
  CROSS JOIN LATERAL (SELECT * FROM holdfast.slots AS o WHERE o.namespace = $1 AND o.scope = k.a->>0
                         AND o.owner = k.a->>1 AND o.key = k.a->>2 LIMIT 1) AS x
+"""
+
+SLOTS_OF = f"""
+SELECT k.owner, x.key FROM jsonb_array_elements_text($2::jsonb) AS k(owner)
+ CROSS JOIN LATERAL (SELECT o.key FROM holdfast.slots AS o WHERE o.namespace = $1 AND o.scope = '{EXECUTION}'
+                        AND o.owner = k.owner OFFSET 0) AS x
 """
 
 # -- the records of runs that LOCK_DUE has locked ------------------------------------------------------------

@@ -17,8 +17,8 @@ import msgspec
 
 from ...rules.lock_record import encode
 from ...rules.runs.lock_requests import RUN_PREFIX
-from ...rules.runs.record import Run, is_another, memberships
-from ...rules.slot import client_of
+from ...rules.runs.record import Run, memberships
+from ...rules.slot import EXECUTION, client_of
 from ..footprint import LOOKED_AT
 from ..questions import (
     AddEvent,
@@ -52,7 +52,7 @@ _VALUES = ", ".join(f"n.{name}::json" if name in ("attributes", "rest") else f"n
 _SETS = ", ".join(
     f"{name} = n.{name}::json" if name in ("attributes", "rest") else f"{name} = n.{name}"
     for name in _NAMES
-    if name not in ("id", "workflow", "created_at", "key", "parent")
+    if name != "id"
 )
 INSERT_RUNS = f"""
 INSERT INTO holdfast.runs (namespace, {", ".join(_NAMES)})
@@ -64,12 +64,22 @@ UPDATE holdfast.runs AS o SET {_SETS}
  CROSS JOIN LATERAL (SELECT r.ctid AS spot FROM holdfast.runs AS r WHERE r.namespace = $1 AND r.id = n.id LIMIT 1) AS x
  WHERE o.ctid = x.spot
 """
-_ALL = ", ".join(
-    f"{name} = n.{name}::json" if name in ("attributes", "rest") else f"{name} = n.{name}"
-    for name in _NAMES
-    if name != "id"
+# A row that stays is deleted and inserted again, so that its other values need no statement of their own.
+CLEAR_RUNS = """
+DELETE FROM holdfast.runs AS o USING jsonb_array_elements_text($2::jsonb) AS n(id)
+ CROSS JOIN LATERAL (SELECT r.ctid AS spot FROM holdfast.runs AS r WHERE r.namespace = $1 AND r.id = n.id LIMIT 1) AS x
+ WHERE o.ctid = x.spot
+"""
+_CLEAR = """
+DELETE FROM holdfast.{table} AS o WHERE o.ctid = ANY (ARRAY(
+    SELECT x.spot FROM jsonb_array_elements_text($2::jsonb) AS n(id) CROSS JOIN LATERAL (
+        SELECT r.ctid AS spot FROM holdfast.{table} AS r WHERE r.namespace = $1 AND {of} OFFSET 0) AS x))
+"""
+CLEAR_PARTS = (
+    _CLEAR.format(table="journal", of="r.run = n.id"),
+    _CLEAR.format(table="events", of="r.run = n.id"),
+    _CLEAR.format(table="slots", of=f"r.scope = '{EXECUTION}' AND r.owner = n.id"),
 )
-REPLACE_RUNS = UPDATE_RUNS.replace(f"SET {_SETS}", f"SET {_ALL}")
 CUT_JOURNALS = """
 DELETE FROM holdfast.journal AS o WHERE o.ctid = ANY (ARRAY(
     SELECT x.spot FROM jsonb_to_recordset($2::jsonb) AS n(run text, keep bigint) CROSS JOIN LATERAL (
@@ -194,6 +204,8 @@ class PostgresWriter:
         """Rows that do not exist yet."""
         if changes.terms or changes.workers:
             self._write_workers(changes)
+        if changes.cleared:
+            self._clear_runs(changes)
         if changes.runs or changes.journals or changes.inboxes or changes.starts:
             self._write_runs(changes)
             self._write_journals(changes)
@@ -232,10 +244,19 @@ class PostgresWriter:
     def _write_runs(self, changes: Changes) -> None:
         runs = [changes.runs[name] for name in sorted(changes.runs)]
         new = {run.id for run in runs if self._is_new(RunById(run.id))}
-        others = {run.id for run in runs if run.id not in new and is_another(self._stored(RunById(run.id)), run)}
-        self._send(REPLACE_RUNS, (row_of(run) for run in runs if run.id in others))  # each gives up its key
+        self._send(UPDATE_RUNS, (row_of(run) for run in runs if run.id not in new))  # a replaced run gives up its key
         self._send(INSERT_RUNS, (row_of(run) for run in runs if run.id in new))
-        self._send(UPDATE_RUNS, (row_of(run) for run in runs if run.id not in new and run.id not in others))
+
+    def _clear_runs(self, changes: Changes) -> None:
+        """Remove runs with what belongs to them."""
+        names = sorted(changes.cleared)
+        for name in names:
+            self._is_new(RunById(name))  # its row must be locked
+        self._send(CLEAR_RUNS, names)
+        for statement in CLEAR_PARTS:
+            self._send(statement, names)
+        left = (changes.cleared[name].left for name in names)
+        self._send(INSERT_RUNS, (row_of(run) for run in left if run is not None))
 
     def _write_journals(self, changes: Changes) -> None:
         cuts: dict[str, int] = {}

@@ -122,6 +122,14 @@ class Layout(msgspec.Struct, frozen=True):
         """The sorted set of the runs of a workflow that have this status, by their start."""
         return f"{self.base}runs:in:{status}:{workflow}"
 
+    def ended(self, status: str, workflow: str) -> str:
+        """The sorted set of the runs of a workflow without a parent that ended with this status, by their end."""
+        return f"{self.base}runs:ended:{status}:{workflow}"
+
+    def slots_of(self, owner: str) -> str:
+        """The set of the keys of a run's `execution` state slots."""
+        return f"{self.base}slots:of:{owner}"
+
     def with_attribute(self, name: str, value: object) -> str:
         """The sorted set of the runs with an attribute, by their start; name and value are JSON."""
         return f"{self.base}runs:with:{_json(name)}={_json(value)}"

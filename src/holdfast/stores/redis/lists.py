@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from ...commands import Command, ListLocks, LockPage
+from ...commands.purging import ListEndedRuns, ListEndedWorkflows
 from ...commands.runs import CountRuns, ListRuns
 from ...errors import RecordUnreadable
 from ...rules.lock_outcomes import Outcome
 from ...rules.lock_record import decode
-from ...rules.runs.outcomes import RunCounts, RunPage
-from ...rules.runs.record import Run, Status, workflow_of
+from ...rules.runs.outcomes import EndedRuns, EndedWorkflows, RunCounts, RunPage
+from ...rules.runs.record import SHOWN, Run, workflow_of
 from ...rules.runs.repository import RunFilter
 from ..common import at_least_one, end_of_prefix, listed
 from ..questions import RunById
@@ -25,7 +26,6 @@ from .codec import score, unreadable
 from .keys import Layout
 from .reading import Commands, ReadRefused, RedisReader, reason_of, scored
 
-STATUSES: tuple[Status, ...] = Status.__args__  # type: ignore[attr-defined]
 MOST_LOOKS = 2_000
 """How many runs one call reads."""
 PREFIXED = 5_000
@@ -71,6 +71,10 @@ class Lists:
             return self._runs(command)
         if isinstance(command, CountRuns):
             return self._run_counts()
+        if isinstance(command, ListEndedRuns):
+            return self._ended(command)
+        if isinstance(command, ListEndedWorkflows):
+            return self._workflows(command)
         raise TypeError(f"{type(command).__name__} is not a command that this store supports")
 
     def _ask(self, commands: Commands) -> tuple[int, list[Any]]:
@@ -103,6 +107,26 @@ class Lists:
             return RunCounts(counts={})
         _, counts = self._ask([["SCARD", self._layout.living(kind)] for kind in types])
         return RunCounts(counts={kind: count for kind, count in zip(types, counts, strict=True) if count})
+
+    def _ended(self, command: ListEndedRuns) -> EndedRuns:
+        """A page of runs that ended with one status, by the time of their end."""
+        limit, name = max(1, command.limit), self._layout.ended(command.status, command.workflow)
+        walk = _OldestFirst(name, command.before, command.after, min(limit + 1, MOST_NAMES_AT_ONCE))
+        found: list[Cursor] = []
+        now = 0
+        while len(found) <= limit and not walk.ended:
+            now, (reply,) = self._ask([walk.command()])
+            found += walk.take(scored(RunById(""), [reply]))
+        more = found[limit - 1] if len(found) > limit else None
+        return EndedRuns(runs=tuple(found[:limit]), next=more, now=now)
+
+    def _workflows(self, command: ListEndedWorkflows) -> EndedWorkflows:
+        """The names of all workflows that ever had a run; there are few."""
+        limit = max(1, command.limit)
+        now, (types,) = self._ask([["SMEMBERS", self._layout.types]])
+        names = sorted(name for name in {workflow_of(kind) for kind in types} if name > command.after)
+        more = names[limit - 1] if len(names) > limit else None
+        return EndedWorkflows(names=tuple(names[:limit]), next=more, now=now)
 
     # -- runs -----------------------------------------------------------------------------------------------
 
@@ -245,7 +269,7 @@ class Lists:
         if not wanted.workflow:
             _, (types,) = self._ask([["SMEMBERS", self._layout.types]])
             workflows = sorted({workflow_of(kind) for kind in types})
-        statuses = wanted.statuses or STATUSES
+        statuses = wanted.statuses or SHOWN
         return [self._layout.with_status(status, workflow) for status in statuses for workflow in workflows]
 
 
@@ -296,6 +320,33 @@ class _Walk:
         some = [item for item in self.items if bound is None or item >= bound]
         self.items = self.items[len(some) :]
         return some
+
+
+class _OldestFirst:
+    """One sorted set, from the lowest score on, up to a score that is not included."""
+
+    def __init__(self, name: str, before: int, after: Cursor | None, stride: int) -> None:
+        self._name, self._before, self._stride = name, score(before), stride
+        self._after = None if after is None else (after[0], after[1])
+        self._skip = 0  # how many items with the score of `_after` have been read
+        self.ended = False
+
+    def command(self) -> list[str]:
+        """The command for the next items."""
+        lowest = "-inf" if self._after is None else score(self._after[0])
+        most = ["LIMIT", str(self._skip), str(self._stride)]
+        return ["ZRANGEBYSCORE", self._name, lowest, f"({self._before}", "WITHSCORES", *most]
+
+    def take(self, found: Any) -> list[Cursor]:
+        """The new ones among the items that were read: those with the score of the cursor are read again."""
+        self.ended = len(found) < self._stride
+        items = [item for item in found if self._after is None or item > self._after]
+        if found:
+            moment = found[-1][0]
+            again = self._after is not None and self._after[0] == moment
+            self._skip = (self._skip if again else 0) + sum(at == moment for at, _ in found)
+            self._after = found[-1] if self._after is None else max(self._after, found[-1])
+        return items
 
 
 def _lower(highest: str, moment: int) -> str:

@@ -61,6 +61,7 @@ class RedisReader:
             q.LockByKey: (self._ask_lock, _lock),
             q.LimitsOf: (self._ask_terms, _terms_of),
             q.SlotAt: (self._ask_slot, _slot),
+            q.SlotsOf: (self._ask_slots_of, lambda _, replies: tuple(sorted(replies[0]))),
             q.RecordAt: (self._ask_record, _record),
             q.GroupSize: (self._ask_size, lambda _, replies: replies[0]),
             q.QueuedLimitKeys: (self._ask_crowded, _crowded),
@@ -141,6 +142,9 @@ class RedisReader:
 
     def _ask_slot(self, question: q.SlotAt) -> Commands:
         return [["HMGET", self._layout.slot(question.address), "version", "value", "past"]]
+
+    def _ask_slots_of(self, question: q.SlotsOf) -> Commands:
+        return [["SMEMBERS", self._layout.slots_of(question.owner)]]
 
     def _ask_record(self, question: q.RecordAt) -> Commands:
         return [["GET", self._layout.record(question.kind, question.key)]]

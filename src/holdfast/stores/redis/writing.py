@@ -14,6 +14,7 @@ from typing import Any
 from ...rules.lock_record import encode
 from ...rules.runs.limits import group_of
 from ...rules.runs.record import Run, memberships
+from ...rules.slot import EXECUTION, Address
 from .. import questions as q
 from ..repository import BatchRepository
 from ..swap import compared, moves_runs
@@ -51,6 +52,7 @@ COMPARED: tuple[type[q.Question], ...] = (
     q.RecordAt,
     q.LimitsOf,
     q.SlotAt,
+    q.SlotsOf,
     q.GroupSize,
     q.QueuedLimitKeys,
     q.RunsOf,
@@ -82,7 +84,8 @@ class RedisWriter:
 
     def check(self, changes: q.Changes) -> None:
         """Raise for changes that could not be stored, or could not be read again."""
-        for run in changes.runs.values():
+        left = (one.left for one in changes.cleared.values() if one.left is not None)
+        for run in (*changes.runs.values(), *left):
             check_run(run, self._fields_of(run))
         for key, record in changes.locks.items():
             text(key)
@@ -146,8 +149,11 @@ class RedisWriter:
         additions: list[Command] = []
         records: list[Command] = []
         removals: list[Command] = []
+        posted: dict[str, int] = {}  # of runs that are new
         for before, after in repository.changed():
-            self._index(before, after, additions, removals)
+            if before is None:
+                posted[after.id] = after.posted
+            self._index(before, after, changes, additions, removals)
             self._count(before, after, additions, removals)
             stored = known[q.RunById(after.id)][1][0] if before is not None else ()
             old = dict(zip(stored[::2], stored[1::2], strict=True))
@@ -156,6 +162,7 @@ class RedisWriter:
                 records.append(["HSET", layout.run(after.id), *put])
             if gone:
                 removals.append(["HDEL", layout.run(after.id), *gone])
+        self._clear_runs(changes, known, additions, records, removals)
         self._starts(changes, known, additions)
         self._dangling_items(changes, additions, removals)
         self._records(changes, additions, records, removals)
@@ -165,22 +172,26 @@ class RedisWriter:
         for workflow, terms in changes.terms.items():
             records.append(["HSET", layout.terms, workflow, text(terms)])
         for address, slot in changes.slots.items():
+            if address[0] == EXECUTION:
+                additions.append(["SADD", layout.slots_of(address[1]), address[2]])
             records.append(["HSET", layout.slot(address), *slot_fields(slot)])
         for name, worker in changes.workers.items():
             if worker is None:
                 removals.append(["HDEL", layout.workers, name])
             else:
                 records.append(["HSET", layout.workers, name, text(worker)])
-        return [*additions, *self._lists(changes), *records, *removals]
+        return [*additions, *self._lists(changes, posted), *records, *removals]
 
-    def _index(self, before: Run | None, after: Run, additions: list[Command], removals: list[Command]) -> None:
+    def _index(
+        self, before: Run | None, after: Run, changes: q.Changes, additions: list[Command], removals: list[Command]
+    ) -> None:
         """Update the sorted sets that contain a run."""
         layout = self._layout
         created, name = score(after.created_at), after.id
-        if before is None:
-            additions.append(["ZADD", layout.by_id, "0", name])
         if before is None or before.created_at != after.created_at:
-            additions.append(["ZADD", layout.by_age, created, name])
+            additions += [["ZADD", layout.by_age, created, name], ["ZADD", layout.by_id, "0", name]]
+        if before is not None and before.key and not after.key and (before.workflow, before.key) not in changes.keys:
+            removals.append(["HDEL", layout.by_key, run_key_name(before.workflow, before.key)])
         if before is None or before.type != after.type:
             additions.append(["SADD", layout.types, after.type])
         old, new = sets_of(layout, before), sets_of(layout, after)
@@ -190,6 +201,38 @@ class RedisWriter:
         for place, how in old.items():
             if place not in new:
                 removals.append(["SREM" if how is None else "ZREM", place, name])
+
+    def _clear_runs(
+        self,
+        changes: q.Changes,
+        known: Known,
+        additions: list[Command],
+        records: list[Command],
+        removals: list[Command],
+    ) -> None:
+        """Remove runs with what belongs to them: first the hash, so that a server that stops leaves no half of one."""
+        layout = self._layout
+        for name, cleared in sorted(changes.cleared.items()):
+            before, left = cleared.stored, cleared.left
+            records.append(["DEL", layout.journal(name), layout.inbox(name), layout.inbox_keys(name)])
+            addresses: list[Address] = [(EXECUTION, name, key) for key in cleared.slots]
+            slots = list(map(layout.slot, addresses))
+            records += [["DEL", *some] for some in _chunks([*slots, layout.slots_of(name)])]
+            old, new = sets_of(layout, before), sets_of(layout, left)
+            removals += [
+                ["SREM" if how is None else "ZREM", place, name] for place, how in old.items() if place not in new
+            ]
+            if before.key:
+                removals.append(["HDEL", layout.by_key, run_key_name(before.workflow, before.key)])
+            if left is None:
+                records.append(["DEL", layout.run(name)])
+                removals += [["ZREM", layout.by_age, name], ["ZREM", layout.by_id, name]]
+                continue
+            stored = known[q.RunById(name)][1][0]
+            put, gone = changed_fields(dict(zip(stored[::2], stored[1::2], strict=True)), self._fields_of(left))
+            additions += [["ZADD", place, how, name] for place, how in new.items() if how is not None]
+            records += [["HSET", layout.run(name), *put]] if put else []
+            removals += [["HDEL", layout.run(name), *gone]] if gone else []
 
     def _count(self, before: Run | None, after: Run, additions: list[Command], removals: list[Command]) -> None:
         """Update the sets by which limits count a run."""
@@ -272,8 +315,8 @@ class RedisWriter:
             texts += [layout.lock(key), encode(record).decode()]
         records += [["MSET", *some] for some in _chunks(texts)]
 
-    def _lists(self, changes: q.Changes) -> Iterator[Command]:
-        """Journals and inboxes."""
+    def _lists(self, changes: q.Changes, posted: dict[str, int]) -> Iterator[Command]:
+        """Journals and inboxes. A new run may have events whose numbers have gaps: these are as if removed."""
         layout = self._layout
         for run, steps in changes.journals.items():
             for step in steps:
@@ -283,9 +326,13 @@ class RedisWriter:
                     yield ["LTRIM", layout.journal(run), "0", str(step.keep - 1)]
                 else:
                     yield from (["RPUSH", layout.journal(run), *some] for some in _chunks(step.entries))
-        for run, posts in changes.inboxes.items():
-            for post in posts:
+        for run in {**changes.inboxes, **{name: () for name, last in posted.items() if last}}:
+            length = 0 if run in posted else None
+            for post in changes.inboxes.get(run, ()):
                 if isinstance(post, q.AddEvent):
+                    if length is not None:
+                        yield from self._gap(run, post.event.number - 1 - length)
+                        length = post.event.number
                     yield ["RPUSH", layout.inbox(run), text(post.event)]
                     if post.event.key:
                         yield ["HSET", layout.inbox_keys(run), post.event.key, str(post.event.number)]
@@ -294,6 +341,11 @@ class RedisWriter:
                 else:
                     yield from (["LSET", layout.inbox(run), str(number - 1), ""] for number in sorted(post.numbers))
                     yield from (["HDEL", layout.inbox_keys(run), *some] for some in _chunks(tuple(post.keys)))
+            if length is not None:
+                yield from self._gap(run, posted[run] - length)
+
+    def _gap(self, run: str, many: int) -> Iterator[Command]:
+        return (["RPUSH", self._layout.inbox(run), *some] for some in _chunks([""] * many))
 
 
 def _longest(known: Known) -> dict[q.Question, q.Range]:
@@ -316,6 +368,8 @@ def sets_of(layout: Layout, run: Run | None) -> dict[str, str | None]:
     found |= {layout.with_attribute(name, value): created for name, value in run.attributes.items()}
     if run.due_at is not None:
         found[layout.due_runs(run.type)] = score(run.due_at)
+    if run.purgeable_from is not None:
+        found[layout.ended(run.status, run.workflow)] = score(run.purgeable_from)
     if run.worker:
         found[layout.runs_of(run.worker)] = "0"
     if run.living:

@@ -12,15 +12,16 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ...commands import Command, ListLocks, LockPage
+from ...commands.purging import ListEndedRuns, ListEndedWorkflows
 from ...commands.runs import CountRuns, ListRuns
 from ...errors import RecordUnreadable
 from ...rules.lock_outcomes import Outcome
-from ...rules.runs.outcomes import RunCounts, RunPage
-from ...rules.runs.record import LIVING, Run
+from ...rules.runs.outcomes import EndedRuns, EndedWorkflows, RunCounts, RunPage
+from ...rules.runs.record import LIVING, SHOWN, Run
 from ...rules.runs.repository import RunFilter
 from ..common import at_least_one, end_of_prefix, listed
 from .dialect import Rows, listing
-from .rows import STATUSES, attribute_term, lock_of, run_of
+from .rows import attribute_term, lock_of, run_of
 from .session import StatementRunner
 from .tables import SqlTables, digest
 
@@ -54,6 +55,10 @@ class SqlLists:
             return self._list_locks(command)
         if isinstance(command, ListRuns):
             return self._list_runs(command)
+        if isinstance(command, ListEndedRuns):
+            return self._list_ended(command)
+        if isinstance(command, ListEndedWorkflows):
+            return self._ended_workflows(command)
         assert isinstance(command, CountRuns)  # noqa: S101  (the only other one)
         return self._count_runs()
 
@@ -83,6 +88,32 @@ class SqlLists:
         select = f"SELECT type, COUNT(*) FROM {self._tables.runs} WHERE ns = {self._ns} AND status IN {living}"
         (rows,), _ = self._read(f"{select} GROUP BY type")
         return RunCounts(counts={bytes(name).decode(): many for name, many in rows})
+
+    def _list_ended(self, command: ListEndedRuns) -> EndedRuns:
+        """A page of runs that ended with one status, by the time of their end."""
+        limit = min(at_least_one(command.limit), LARGEST_PAGE)
+        of = f"workflow = {self._bytes(command.workflow)} AND status = {self._bytes(command.status)}"
+        where = f"ns = {self._ns} AND {of} AND ended_at < {int(command.before)}"
+        if command.after is not None:
+            at, name = int(command.after[0]), self._bytes(command.after[1])
+            where += f" AND ended_at >= {at} AND (ended_at > {at} OR id > {name})"
+        select = f"SELECT ended_at, id FROM {self._tables.runs} WHERE {where} ORDER BY ended_at, id"
+        (rows,), now = self._read(self._dialect.limited(select, limit + 1))
+        found = tuple((int(at), bytes(name).decode()) for at, name in rows)
+        return EndedRuns(runs=found[:limit], next=found[limit - 1] if len(found) > limit else None, now=now)
+
+    def _ended_workflows(self, command: ListEndedWorkflows) -> EndedWorkflows:
+        """A page of the names of workflows: one search in the index for each."""
+        limit = min(at_least_one(command.limit), LARGEST_PAGE)
+        found: list[str] = []
+        while True:
+            last = self._bytes(found[-1] if found else command.after)
+            select = f"SELECT workflow FROM {self._tables.runs} WHERE ns = {self._ns} AND workflow > {last}"
+            (rows,), now = self._read(self._dialect.limited(f"{select} ORDER BY workflow", 1))
+            if not rows or len(found) == limit:
+                more = found[-1] if rows else None
+                return EndedWorkflows(names=tuple(found), next=more, now=now)
+            found.append(bytes(rows[0][0]).decode())
 
     # -- runs ---------------------------------------------------------------------------------------------------
 
@@ -150,7 +181,7 @@ class SqlLists:
             yield RunSource((self._dialect.limited(select, rows),), ordered=False)
         if wanted.workflow or wanted.statuses or not wanted.attributes:
             of = f"workflow = {self._bytes(wanted.workflow)} AND " if wanted.workflow else ""
-            statuses = (self._bytes(status) for status in dict.fromkeys(wanted.statuses or STATUSES))
+            statuses = (self._bytes(status) for status in dict.fromkeys(wanted.statuses or SHOWN))
             parts = tuple(newest("id", tables.runs, f"{of}status = {status}") for status in statuses)
             yield RunSource(parts, ordered=True)
 

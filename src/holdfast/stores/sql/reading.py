@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from ...rules.runs.record import LOCK_QUEUE, worker_key
+from ...rules.slot import EXECUTION
 from .. import questions as q
 from ..common import end_of_prefix
 from ..footprint import LOOKED_AT
@@ -289,6 +290,11 @@ class Reading:
                 question=lambda row: names[bytes(row[0])],
                 answer=lambda row: slot_of(names[bytes(row[0])].address[2], row[1]),
             )
+        if asked := by.get(q.SlotsOf):
+            owners = {digest(EXECUTION, one.owner): one for one in asked}
+            wanted = self._digests((EXECUTION, one.owner) for one in asked)
+            select = self._select("owner, address", tables.slots, f"owner IN {wanted}")
+            self._step(select, partial(self._take_slots_of, owners))
         kinds: defaultdict[str, list[q.RecordAt]] = defaultdict(list)
         for one in by.get(q.RecordAt, ()):
             kinds[one.kind].append(one)
@@ -301,6 +307,12 @@ class Reading:
             self._step(
                 select.removesuffix(self._current) if asked is leases else select, partial(self._take_locks, asked)
             )
+
+    def _take_slots_of(self, owners: dict[bytes, q.SlotsOf], rows: Rows) -> None:
+        found: dict[q.SlotsOf, list[str]] = {one: [] for one in owners.values()}
+        for owner, address in rows:
+            found[owners[bytes(owner)]].append(msgspec.json.decode(address)[2])
+        self._answers += [(one, tuple(sorted(keys))) for one, keys in found.items()]
 
     def _read_typed(self, kind: str, asked: Sequence[q.RecordAt]) -> None:
         def take(rows: Rows) -> None:

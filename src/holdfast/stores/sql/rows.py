@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 
 from ...errors import RecordUnreadable
 from ...rules.lock_record import LockRecord, decode, encode
 from ...rules.runs.limits import LimitKey, WorkflowLimits
-from ...rules.runs.record import Run, RunEvent, Scalar, Status, WorkerRecord
+from ...rules.runs.record import Run, RunEvent, Scalar, WorkerRecord
 from ...rules.slot import Slot
 
 LARGEST = 2**63 - 1
 """The largest number of a column."""
-STATUSES: tuple[str, ...] = get_args(Status)
 
 _json = msgspec.json.Encoder()
 _runs = msgspec.json.Decoder(Run)

@@ -33,8 +33,15 @@ SHAPES = {
         ("PRIMARY KEY (ns, k)", "INDEX due (ns, due_at)"),
     ),
     "slots": TableShape(
-        (("ns", "name"), ("id", "digest"), ("address", "text"), ("record", "text"), ("stamp", "number")),
-        ("PRIMARY KEY (ns, id)",),
+        (
+            ("ns", "name"),
+            ("id", "digest"),
+            ("owner", "digest"),
+            ("address", "text"),
+            ("record", "text"),
+            ("stamp", "number"),
+        ),
+        ("PRIMARY KEY (ns, id)", "INDEX owner (ns, owner)"),
     ),
     "records": TableShape(
         (("ns", "name"), ("kind", "name"), ("k", "id"), ("record", "text"), ("due_at", "number?"), ("stamp", "number")),
@@ -52,6 +59,7 @@ SHAPES = {
             ("due_at", "number?"),
             ("worker", "name?"),
             ("start_key", "digest?"),
+            ("ended_at", "number?"),
             ("stamp", "number"),
         ),
         (
@@ -60,6 +68,7 @@ SHAPES = {
             "INDEX worker (ns, worker, id)",
             "INDEX status (ns, status, created_at, id)",
             "INDEX workflow (ns, workflow, status, created_at, id)",
+            "INDEX ended (ns, workflow, status, ended_at, id)",
             "UNIQUE INDEX start_key (ns, start_key)",
         ),
     ),
@@ -106,7 +115,8 @@ SHAPES = {
     ),
     "about": TableShape((("version", "number"), ("oldest_client", "number")), ("PRIMARY KEY (version)",)),
 }
-"""`places.grade` is the order of queued runs. A digest is that of a name which may be longer than an index permits."""
+"""`places.grade` is the order of queued runs. `runs.ended_at` is when a run without a parent ended, else NULL.
+A digest is that of a name which may be longer than an index permits."""
 
 
 def digest(*names: str) -> bytes:

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from ...rules.runs.record import LOCK_QUEUE, Membership, Run, is_another, memberships, worker_key
+from ...rules.runs.record import LOCK_QUEUE, Membership, Run, memberships, worker_key
+from ...rules.slot import EXECUTION
 from .. import questions as q
 from ..questions import Changes, Question
 from ..repository import BatchRepository
@@ -63,6 +64,7 @@ class Writing:
         self._write_guards(changes, groups)
         self._write_limits(changes)
         self._write_workers(changes)
+        self._clear_runs(changes)
         self._write_runs(runs, changes)
         self._write_journals(changes)
         self._write_inboxes(changes)
@@ -84,7 +86,7 @@ class Writing:
         if check_age:
             self._statements.append(dialect.insist(f"{dialect.clock} - {repository.now} <= {STALE}"))
         rows: set[Question] = {
-            *(q.RunById(name) for name in changes.runs),
+            *(q.RunById(name) for name in (*changes.runs, *changes.cleared)),
             *(q.LockByKey(key) for key in changes.locks),
             *(q.SlotAt(address) for address in changes.slots),
             *(q.RecordAt(*name) for name in changes.records),
@@ -94,7 +96,7 @@ class Writing:
         rows |= {q.LockByKey(name.removeprefix(LOCK_QUEUE)) for name in groups if name.startswith(LOCK_QUEUE)}
         counted: list[Question] = []
         moved = moves_runs(repository)
-        if changes.runs or changes.workers or changes.terms:  # else each record is decided by itself
+        if changes.runs or changes.cleared or changes.workers or changes.terms:  # else each record is decided by itself
             for question in compared(repository, moved=moved):
                 if isinstance(question, GROUPS):
                     if question.group.startswith(LOCK_QUEUE):
@@ -133,7 +135,7 @@ class Writing:
             runs = {
                 one.id.encode(): stamps[one]
                 for one in rows
-                if isinstance(one, q.RunById) and (one.id in changes.runs) is written
+                if isinstance(one, q.RunById) and (one.id in changes.runs or one.id in changes.cleared) is written
             }
             self._same(tables.runs, "id", runs, share=not written)
         slots = {digest(*one.address): stamps[one] for one in rows if isinstance(one, q.SlotAt)}
@@ -227,17 +229,20 @@ class Writing:
                 self._insert(self._tables.workers, "id, lease, record", [row])
 
     def _write_runs(self, runs: Sequence[tuple[Run | None, Run]], changes: Changes) -> None:
-        columns = "id, record, type, workflow, status, created_at, due_at, worker, start_key, stamp"
+        columns = "id, record, type, workflow, status, created_at, due_at, worker, start_key, ended_at, stamp"
         new = []
         for before, run in runs:
             text = checked_run(run)
             worker = run.worker.encode() or None
-            key = digest(run.workflow, run.key) if run.key else None
             if before is None:
-                names = (run.type.encode(), run.workflow.encode(), run.status.encode())
-                new.append((run.id.encode(), text, *names, run.created_at, run.due_at, worker, key, self._stamp))
+                new.append(self._new_row(run, text))
                 continue
             values: dict[str, Any] = {"record": text, "stamp": self._stamp}
+            if (before.workflow, before.created_at, before.key) != (run.workflow, run.created_at, run.key):
+                key = digest(run.workflow, run.key) if run.key else None
+                values |= {"workflow": run.workflow.encode(), "created_at": run.created_at, "start_key": key}
+            if before.purgeable_from != run.purgeable_from:
+                values["ended_at"] = run.purgeable_from
             if before.type != run.type:
                 values["type"] = run.type.encode()
             if before.status != run.status:
@@ -246,15 +251,32 @@ class Writing:
                 values["due_at"] = run.due_at
             if before.worker != run.worker:
                 values["worker"] = worker
-            if is_another(before, run):
-                values |= {"workflow": run.workflow.encode(), "created_at": run.created_at, "start_key": key}
             self._update(self._tables.runs, self._is("id", run.id), **values)
+        left = (one.left for one in changes.cleared.values() if one.left is not None)
+        new += [self._new_row(run, checked_run(run)) for run in left]
         self._insert(self._tables.runs, columns, new)
         for item, until in changes.dangling.items():
             if until is not None:  # an unreadable run must not stay the first that is due
                 where = f"{self._is('id', item.item[-1])} AND due_at = {int(item.item[0])}"
                 self._update(self._tables.runs, where, due_at=until)
         self._write_attributes(runs)
+
+    def _new_row(self, run: Run, text: str) -> tuple[Any, ...]:
+        names = (run.type.encode(), run.workflow.encode(), run.status.encode())
+        key = digest(run.workflow, run.key) if run.key else None
+        times = (run.created_at, run.due_at)
+        return run.id.encode(), text, *names, *times, run.worker.encode() or None, key, run.purgeable_from, self._stamp
+
+    def _clear_runs(self, changes: Changes) -> None:
+        """Remove runs with what belongs to them."""
+        for name, one in sorted(changes.cleared.items()):
+            self._delete(self._tables.runs, self._is("id", name))
+            self._delete(self._tables.journal, self._is("run", name))
+            self._delete(self._tables.events, self._is("run", name))
+            self._delete(self._tables.slots, f"owner = {self._literal(digest(EXECUTION, name))}")
+            for created_at, term in sorted(_terms(one.stored)):
+                where = f"term = {self._literal(term)} AND created_at = {created_at}"
+                self._delete(self._tables.attributes, f"{where} AND {self._is('run', name)}")
 
     def _write_attributes(self, runs: Sequence[tuple[Run | None, Run]]) -> None:
         added: list[tuple[bytes, int, bytes]] = []
@@ -345,8 +367,8 @@ class Writing:
         for address, slot in sorted(changes.slots.items(), key=lambda item: item[0]):
             text, name = checked_slot(slot), digest(*address)
             if self._is_new(q.SlotAt(address)):
-                row = (name, text_of(address), text, self._stamp)
-                self._insert(self._tables.slots, "id, address, record, stamp", [row])
+                row = (name, digest(*address[:2]), text_of(address), text, self._stamp)
+                self._insert(self._tables.slots, "id, owner, address, record, stamp", [row])
             else:
                 self._update(self._tables.slots, f"id = {self._literal(name)}", record=text, stamp=self._stamp)
 

@@ -11,18 +11,17 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import msgspec
 
-from ...rules.runs.record import Scalar, Status
+from ...rules.runs.record import SHOWN, Scalar
 from ...rules.runs.repository import RunFilter
 from ..common import end_of_prefix
 
 FIRST_ROWS = 256
 """How many rows of each source are read in the first round."""
 FACTOR = 8
-ALL_STATUSES: tuple[str, ...] = get_args(Status)
 
 TAKE = (
     "SELECT runs.record FROM (SELECT id, created_at FROM ({source} LIMIT ?)) AS taken "
@@ -111,7 +110,7 @@ def _by_status(namespace: str, wanted: RunFilter, after: tuple[int, str] | None)
     span, times = _span(wanted, after, "id")
     part = (BY_WORKFLOW if wanted.workflow else BY_STATUS).format(span=span)
     of = (namespace, wanted.workflow) if wanted.workflow else (namespace,)
-    statuses = dict.fromkeys(wanted.statuses or ALL_STATUSES)
+    statuses = dict.fromkeys(wanted.statuses or SHOWN)
     # SQLite merges the sorted parts of a union lazily, and stops when enough rows were read.
     union = " UNION ALL ".join([part] * len(statuses))
     values = tuple(value for status in statuses for value in (*of, status, *times))
@@ -144,6 +143,8 @@ def _fits(namespace: str, wanted: RunFilter, after: tuple[int, str] | None) -> t
     if wanted.statuses:
         where += f" AND +runs.status IN ({', '.join('?' * len(wanted.statuses))})"
         values += wanted.statuses
+    else:
+        where += " AND +runs.status <> 'purged'"
     if wanted.prefix:
         where += " AND runs.id >= ?"
         values.append(wanted.prefix)

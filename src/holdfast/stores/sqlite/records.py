@@ -50,6 +50,7 @@ LIST = (
     "SELECT key, record FROM records WHERE namespace = ? AND kind = ? AND key >= ? AND key > ? AND key < ? "
     "ORDER BY key LIMIT ?"
 )
+KEYS = LIST.replace("key, record", "key")
 DUE = (
     "SELECT key, record FROM records INDEXED BY records_due WHERE namespace = ? AND kind = ? AND due_at <= ? "
     "ORDER BY due_at, key"
@@ -106,6 +107,13 @@ def list_records(db: sqlite3.Connection, namespace: str, now: int, command: List
     rows = db.execute(LIST, values).fetchall()
     items = tuple(_listed(command.kind, *row) for row in rows[:limit])
     return RecordPage(items=items, next=rows[limit - 1][0] if len(rows) > limit else None, now=now)
+
+
+def record_keys(db: sqlite3.Connection, namespace: str, kind: str, *, prefix: str, after: str, limit: int) -> list[str]:
+    """The keys of the first records with the prefix that come after `after`, in order."""
+    end = end_of_prefix(prefix)
+    values = (namespace, kind, prefix, after, BEYOND_ALL_TEXT if end is None else end, limit)
+    return [row[0] for row in db.execute(KEYS, values)]
 
 
 def list_due_records(db: sqlite3.Connection, namespace: str, now: int, command: ListDueRecords) -> RecordsDue:

@@ -20,23 +20,24 @@ from ...rules.lock_outcomes import Outcome
 from ...rules.lock_record import LockRecord, decode, encode
 from ...rules.record_type import R, RecordType
 from ...rules.runs.locks import notify_offered
-from ...rules.runs.record import LONG_AGO, Run, RunEvent, WorkerRecord, is_another
+from ...rules.runs.record import LONG_AGO, Run, RunEvent, WorkerRecord
 from ...rules.runs.repository import RunFilter
 from ...rules.slot import Address, Slot
 from ..common import failed
 from .limits import ALL, SqliteLimits
 from .lists import find, stored_value
-from .records import load_record, save_record
+from .records import load_record, record_keys, save_record
 from .slots import load_slot, save_slot
 
 SAVE = (
-    "INSERT INTO runs (namespace, id, type, workflow, status, created_at, due_at, worker, key, record) "
-    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (namespace, id) DO UPDATE SET type = excluded.type, "
-    "status = excluded.status, due_at = excluded.due_at, worker = excluded.worker, record = excluded.record"
+    "INSERT INTO runs (namespace, id, type, workflow, status, created_at, due_at, worker, ended_at, key, record) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (namespace, id) DO UPDATE SET type = excluded.type, "
+    "status = excluded.status, due_at = excluded.due_at, worker = excluded.worker, ended_at = excluded.ended_at, "
+    "record = excluded.record"
 )
+# For a run that gets the id of a purged one, or is hidden by a purge: other writes would update more indexes.
+REPLACE = f"{SAVE}, workflow = excluded.workflow, created_at = excluded.created_at, key = excluded.key"
 # A `RecordRun` usually changes no indexed column of its run: then no index is updated.
-# A run that has replaced an ended one differs in every column: its row is written anew.
-REMOVE = "DELETE FROM runs WHERE namespace = ? AND id = ?"
 TOUCH = "UPDATE runs SET record = ? WHERE namespace = ? AND id = ?"
 LOAD = "SELECT record FROM runs WHERE namespace = ? AND id = ?"
 # The driver releases the GIL for every statement and row, and waits for it again each time while an engine drives other
@@ -55,10 +56,11 @@ TOUCH_MANY = (
     "WHERE runs.namespace = ? AND runs.id = new.id"
 )
 SAVE_MANY = SAVE.replace(
-    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
     "SELECT ?, json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(value, '$[2]'), "
     "json_extract(value, '$[3]'), json_extract(value, '$[4]'), json_extract(value, '$[5]'), "
-    "json_extract(value, '$[6]'), json_extract(value, '$[7]'), json_extract(value, '$[8]') "
+    "json_extract(value, '$[6]'), json_extract(value, '$[7]'), json_extract(value, '$[8]'), "
+    "json_extract(value, '$[9]') "
     "FROM json_each(?) WHERE true",
 )
 APPEND_MANY = (
@@ -70,6 +72,12 @@ APPEND = "INSERT INTO journal (namespace, run, number, entry) VALUES (?, ?, ?, ?
 ENTRIES = "SELECT entry FROM journal WHERE namespace = ? AND run = ? ORDER BY number LIMIT ?"
 CUT = "DELETE FROM journal WHERE namespace = ? AND run = ? AND number >= ?"
 POST = "INSERT INTO events (namespace, run, number, key, event) VALUES (?, ?, ?, ?, ?)"
+CLEAR_RUN = (
+    "DELETE FROM runs WHERE namespace = ? AND id = ?",
+    "DELETE FROM journal WHERE namespace = ? AND run = ?",
+    "DELETE FROM events WHERE namespace = ? AND run = ?",
+    "DELETE FROM slots WHERE namespace = ? AND scope = 'execution' AND owner = ?",
+)
 UNPOST = "DELETE FROM events WHERE namespace = ? AND run = ? AND number = ?"
 CLEAR_INBOX = "DELETE FROM events WHERE namespace = ? AND run = ?"
 EVENTS = "SELECT event FROM events WHERE namespace = ? AND run = ? AND number > ? ORDER BY number"
@@ -85,6 +93,14 @@ PUT_LOCK = (
     "ON CONFLICT (namespace, key) DO UPDATE SET record = excluded.record, due_at = excluded.due_at"
 )
 LOCK = "SELECT record FROM locks WHERE namespace = ? AND key = ?"
+ENDED = (
+    "SELECT ended_at, id FROM runs INDEXED BY runs_ended WHERE namespace = ? AND workflow = ? AND status = ? "
+    "AND ended_at IS NOT NULL AND (ended_at, id) > (?, ?) AND ended_at < ? ORDER BY ended_at, id LIMIT ?"
+)
+NEXT_WORKFLOW = (
+    "SELECT min(workflow) FROM runs INDEXED BY runs_ended WHERE namespace = ? AND workflow > ? AND ended_at IS NOT NULL"
+)
+MAX_INTEGER = 2**63 - 1
 COUNT_RUNS = (
     "SELECT type, count(*) FROM runs "
     "WHERE namespace = ? AND status IN ('queued', 'pending', 'running', 'suspended', 'blocked') GROUP BY type"
@@ -171,7 +187,9 @@ class SqliteRunRepository(SqliteLimits):
             self.changed = True
             save_slot(self._db, self._namespace, address, slot)
         self._slots.clear()
-        touched, saved = [], []
+        touched: list[tuple[str, str]] = []
+        saved: list[tuple[object, ...]] = []
+        replaced: list[tuple[object, ...]] = []
         for name, run in self._current.items():
             before = self._stored.get(name)
             if run is not None and run is not before:
@@ -181,15 +199,15 @@ class SqliteRunRepository(SqliteLimits):
                 if run.attributes or (before is not None and before.attributes):
                     self._attribute(before, run)
                 record = _encoder.encode(run).decode()
-                if before is not None and is_another(before, run):
-                    self._db.execute(REMOVE, (self._namespace, name))
-                    before = None
                 if before is not None and _indexed(before) == _indexed(run):
                     touched.append((run.id, record))
                 else:
                     row = (run.id, run.type, run.workflow, run.status, run.created_at, run.due_at)
-                    saved.append((*row, run.worker or None, run.key or None, record))
+                    rows = saved if before is None or _named(before) == _named(run) else replaced
+                    rows.append((*row, run.worker or None, run.purgeable_from, run.key or None, record))
         self._touch(touched)
+        for one in replaced:
+            self._write_rows(REPLACE, REPLACE, [one])
         self._write_rows(SAVE, SAVE_MANY, saved)
 
     def _attribute(self, before: Run | None, run: Run) -> None:
@@ -312,6 +330,18 @@ class SqliteRunRepository(SqliteLimits):
         self.changed = True
         self._db.execute(CLEAR_INBOX, (self._namespace, run))
 
+    def clear_run(self, run: Run, left: Run | None) -> None:
+        """Remove a run that has ended, with what belongs to it; with `left`, that row stays."""
+        self.flush()
+        self.changed = True
+        if run.attributes:
+            self._db.executemany(DROP_ATTRIBUTE, [(self._namespace, *row) for row in _attribute_rows(run)])
+        for statement in CLEAR_RUN:
+            self._db.execute(statement, (self._namespace, run.id))
+        self._stored[run.id] = self._current[run.id] = None
+        if left is not None:
+            self.save(left)
+
     def due(self, type: str, now: int, limit: int) -> Sequence[Run]:
         """The due runs of a type: up to `limit` that are due at once, and as many by time; each by age, id."""
         self.flush()
@@ -400,6 +430,30 @@ class SqliteRunRepository(SqliteLimits):
         self.changed = True
         save_record(self._db, self._namespace, type, key, record)
 
+    def record_keys(self, type: RecordType[R], prefix: str, after: str, limit: int) -> Sequence[str]:
+        """The keys of the first records of a type that begin with the prefix and come after `after`, in order."""
+        return record_keys(self._db, self._namespace, type.name, prefix=prefix, after=after, limit=limit)
+
+    def ended(
+        self, workflow: str, status: str, before: int, after: tuple[int, str] | None, limit: int
+    ) -> Sequence[tuple[int, str]]:
+        """The runs without a parent that ended with this status before a moment: (ended_at, id), the oldest first."""
+        self.flush()
+        first = (-MAX_INTEGER, "") if after is None else after
+        return self._db.execute(ENDED, (self._namespace, workflow, status, *first, before, limit)).fetchall()
+
+    def workflows_after(self, name: str, limit: int) -> Sequence[str]:
+        """The names of workflows that come after this one and have such runs, in order."""
+        self.flush()
+        found: list[str] = []
+        while len(found) < limit:
+            last = found[-1] if found else name
+            following = self._db.execute(NEXT_WORKFLOW, (self._namespace, last)).fetchone()[0]
+            if following is None:
+                break
+            found.append(following)
+        return found
+
     def page(self, wanted: RunFilter, after: tuple[int, str] | None, limit: int) -> Sequence[Run]:
         """The runs that match, the newest first, after the cursor."""
         self.flush()
@@ -428,4 +482,8 @@ def _attribute_rows(run: Run) -> set[tuple[str, str, int, str]]:
 
 
 def _indexed(run: Run) -> tuple[Any, ...]:
-    return run.type, run.status, run.due_at, run.worker
+    return run.type, run.status, run.due_at, run.worker, run.purgeable_from, run.created_at, run.key
+
+
+def _named(run: Run) -> tuple[Any, ...]:
+    return run.workflow, run.created_at, run.key

@@ -49,7 +49,7 @@ class ReplacingTests(LimitTests):
         assert claim is not None
         return claim
 
-    def ended(self, run: str = "r", *events: r.PostEvent, **more: Any) -> Run:
+    def ended_run(self, run: str = "r", *events: r.PostEvent, **more: Any) -> Run:
         """A run that has received these events, recorded two entries and ended."""
         begun = self.ask(start(run, worker=self.add_worker(), **more), Started).run
         for event in events:
@@ -68,7 +68,7 @@ class ReplacingTests(LimitTests):
         assert self.ask(start("other", request="5", on_existing="use"), Started).fresh
 
     def test_an_ended_run_is_replaced_and_kept_whole_under_another_id(self) -> None:
-        before = self.ended("r", signal(key="k1"), signal(), key="once", attributes={"n": 1})
+        before = self.ended_run("r", signal(key="k1"), signal(), key="once", attributes={"n": 1})
         history = self.whole("r")
         self.advance(0.01)
         after = self.ask(new("2", input="2", attributes={"n": 2}), Started)
@@ -89,7 +89,7 @@ class ReplacingTests(LimitTests):
         assert [run.id for run in self.claim()] == ["r"]
 
     def test_the_idempotency_key_of_a_replaced_run_finds_the_kept_one(self) -> None:
-        self.ended(key="once")
+        self.ended_run(key="once")
         self.ask(new("2", key="twice"), Started)
         found = self.ask(start("another", request="3", key="once"), Started)
         assert (found.run.id, found.fresh) == ("r~1", False)
@@ -98,7 +98,7 @@ class ReplacingTests(LimitTests):
         assert self.ask(new("5", key="twice"), Started).run.id == "r"
 
     def test_runs_are_replaced_one_after_another(self) -> None:
-        self.ended()
+        self.ended_run()
         for generation in (2, 3, 4):
             run = self.ask(new(str(generation), worker="w.1", key=f"k{generation}"), Started).run
             assert (run.generation, run.first, run.replaces) == (generation, generation, f"r~{generation - 1}")
@@ -107,7 +107,7 @@ class ReplacingTests(LimitTests):
         assert [self.ask(start(request=f"x{n}", key=f"k{n}"), Started).run.id for n in (2, 3, 4)] == ["r~2", "r~3", "r"]
 
     def test_a_run_may_be_replaced_by_one_of_another_workflow(self) -> None:
-        self.ended(key="once")
+        self.ended_run(key="once")
         assert self.ask(new("2", type="mail", key="once"), Started).run.workflow == "mail"
         by_name = self.ask(r.ListRuns(wanted=RunFilter(workflow="order")), RunPage).runs
         assert [run.id for run in by_name] == ["r~1"]
@@ -115,7 +115,7 @@ class ReplacingTests(LimitTests):
         assert found == ["r~1", "r"]
 
     def test_a_start_sent_again_returns_its_run_also_after_that_was_replaced(self) -> None:
-        self.ended()
+        self.ended_run()
         first = self.ask(new("2", worker="w.1"), Started).run
         assert self.ask(new("2", worker="w.1"), Started).run == first
         self.ask(record(first, then=DONE), Recorded)
@@ -162,7 +162,7 @@ class ReplacingTests(LimitTests):
         assert [event.name for event in self.whole("p").events] == ["p~2/c"]
 
     def test_a_kept_run_neither_continues_nor_receives_anything(self) -> None:
-        self.ended()
+        self.ended_run()
         self.ask(new("2"), Started)
         kept = self.run_seen("r~1")
         self.ask(r.ReviveRun(run="r~1", fence=kept.fence, keep=1, request="again"), RunRefused)

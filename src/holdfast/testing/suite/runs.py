@@ -29,7 +29,7 @@ from ...rules.runs.outcomes import (
     WorkerList,
     WorkerRegistered,
 )
-from ...rules.runs.record import Finish, NewRun, Park, RunEvent
+from ...rules.runs.record import Finish, NewRun, Park, Past, RunEvent
 from ...rules.runs.repository import RunFilter
 from ...rules.slot import WRITERS, Conflict, SlotSeen, Swap, Swapped
 from ..builders import ME, SECOND, SLOT, read, swap
@@ -40,6 +40,7 @@ from .comparison import CHUNKS, HistoryComparison
 EVERY_ANSWER = {
     "Started", "RunTaken", "Claimed", "WorkerGone", "Recorded", "RunRefused", "Posted", "RunSeen", "RunPage",
     "RunCounts", "OwnedRuns", "Blocked", "NextDue", "WorkerRegistered", "WorkerList", "Conflict", "Swapped", "SlotSeen",
+    "Purged", "TreeSeen", "PurgeStep", "EndedRuns",
 }  # fmt: skip
 TYPES = (("order", "order"),)
 
@@ -61,7 +62,9 @@ def signal(run: str = "r", name: str = "paid", key: str = "") -> r.PostEvent:
     return r.PostEvent(run=run, event=RunEvent(kind="signal", name=name, payload="7", key=key))
 
 
-NEED_WORKFLOWS = ("RunTests", "LimitTests", "ReplacingTests", "RunLockTests", "RunQueueTests")
+NEED_WORKFLOWS = (
+    "RunTests", "LimitTests", "ReplacingTests", "RunLockTests", "RunQueueTests", "GenerationTests", "PurgeTests",
+)  # fmt: skip
 """Classes whose tests are skipped on a store that cannot run workflows."""
 
 
@@ -527,6 +530,47 @@ class RunTests(HistoryComparison):
         assert [event.number for event in claim.events] == [2]
         assert claim.run.fence > run.fence
         self.ask(r.ReviveRun(run="r", fence=claim.run.fence, keep=1, request="no"), RunRefused)
+
+    # -- runs that begin with a history -----------------------------------------------------------------------
+
+    def test_a_fork_begins_with_entries_and_events_whose_numbers_are_kept(self) -> None:
+        self.add_worker()
+        event = RunEvent(kind="signal", name="paid", key="k", at=3)
+        events = (replace(event, number=2), replace(event, number=5, key="other"))
+        past = Past(entries=("a", "b"), events=events, posted=6)
+        fork = r.ForkRun(new=start().new, past=past)
+        for _ in range(2):
+            started = self.ask(fork, Started)
+            assert (started.fresh, started.run.length, started.run.posted) == (True, 3, 6)
+        self.ask(replace(fork, new=replace(fork.new, request="another")), RunTaken)
+        assert self.ask(signal(key="k"), Posted).number == 2, "its key is known"
+        assert self.ask(signal(key="new"), Posted).number == 7
+        (claim,) = self.ask(r.ClaimRuns(worker="w.1", types=TYPES), Claimed).claims
+        assert claim.entries == ("1", "a", "b")
+        assert claim.events[:2] == events
+        assert [one.number for one in claim.events] == [2, 5, 7]
+        self.ask(record(claim.run, "c", then=Finish("completed", "1")), Recorded)
+
+    def test_an_imported_run_is_as_it_was_and_nobody_drives_it(self) -> None:
+        self.add_worker()
+        event = RunEvent(number=4, kind="signal", name="paid", at=3)
+        ended = rule.Run(
+            id="r", type="order", status="failed", created_at=5, fence=9, length=2, posted=4, claims=3, request="q",
+            key="k", parent="p", root="p", started_at=6, ended_at=7, result="null", attributes={"n": 1},
+        )  # fmt: skip
+        command = r.ImportRun(imported=ended, entries=("1", "a"), events=(event,))
+        assert self.ask(command, Started).run == ended
+        assert self.ask(command, RunTaken).run == ended
+        other = replace(command, imported=replace(ended, id="s"))
+        assert self.ask(other, RunTaken).run.id == "r", "the idempotency key is in use"
+        for living in (replace(ended, id="s", key="", status="pending"), replace(ended, id="s", key="", due_at=0)):
+            self.ask(replace(command, imported=living), c.Failed)
+        seen = self.ask(r.ReadRun(run="r", history=True), RunSeen)
+        assert seen.claim is not None
+        assert (seen.claim.run, seen.claim.entries, seen.claim.events) == (ended, ("1", "a"), (event,))
+        assert self.claim(runs=("r",)) == []
+        self.ask(r.ReviveRun(run="r", fence=9, keep=2, request="again"), Posted)
+        assert [run.id for run in self.claim()] == ["r"]
 
     # -- reading ----------------------------------------------------------------------------------------------
 

@@ -83,7 +83,7 @@ CREATE TABLE holdfast.runs (
     type       text COLLATE "C" NOT NULL,  -- the workflow's name, with @version if any; @*: its first worker sets it
     workflow   text COLLATE "C" NOT NULL,  -- the type without the version
     status     text COLLATE "C" NOT NULL,  -- queued, pending, running, suspended, blocked,
-                                           -- completed, failed, cancelled, timed_out
+                                           -- completed, failed, cancelled, timed_out; purged: counts as absent
     created_at bigint NOT NULL,
     due_at     bigint,                     -- from when on it may be claimed; below 0: at once; NULL: not now
     worker     text COLLATE "C" NOT NULL,  -- the worker that drives it; '': none
@@ -116,6 +116,9 @@ CREATE INDEX runs_worker ON holdfast.runs (namespace, worker, id) WHERE worker <
 CREATE INDEX runs_status ON holdfast.runs ((namespace || ''), (status || ''), created_at, (id || ''));
 CREATE INDEX runs_workflow
     ON holdfast.runs ((namespace || '/'), (workflow || ''), (status || ''), created_at, (id || ''));
+-- For purges: the runs without a parent by the time of their end.
+CREATE INDEX runs_ended ON holdfast.runs ((namespace || '#'), (workflow || ''), (status || ''), ended_at, (id || ''))
+ WHERE ended_at IS NOT NULL AND parent = '';
 CREATE UNIQUE INDEX runs_key ON holdfast.runs (namespace, workflow, key) WHERE key <> '';
 
 -- The index term of an attribute of a run: a number, because its value may be too long for an index. These two

@@ -88,11 +88,13 @@ if (operation == START or operation == FINISH) and not any then
     then
       local workflow = match(found.type, "^[^@]*")
       local to, from = "runs:in:" .. status .. ":" .. workflow, "runs:in:running:" .. workflow
+      local ended = "runs:ended:" .. status .. ":" .. workflow
       local owned, living = "runs:of:" .. found.worker, "runs:living:" .. found.type
-      if fit("zset", { to, from, owned }) and fit("set", { living }) then
+      if fit("zset", { to, from, ended, owned }) and fit("set", { living }) then
         additions = { { "ZADD", BASE .. to, found.created_at, key } }
+        additions[2] = { "ZADD", BASE .. ended, time, key }
         if #entries > 0 then
-          additions[2] = { "RPUSH", journal, unpack(entries) }
+          additions[3] = { "RPUSH", journal, unpack(entries) }
         end
         additions[#additions + 1] = {
           "HSET", run, "status", status, "result", command[9], "ended_at", time, "last", command[5],

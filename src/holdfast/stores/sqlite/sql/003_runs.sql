@@ -5,11 +5,13 @@
 -- lock 'worker/<id>' is held.
 --
 --   type        the workflow's name, with @version if it has one; @*: the first worker that drives it sets the version.
---   status      queued, pending, running, suspended, blocked, completed, failed, cancelled, timed_out.
+--   status      queued, pending, running, suspended, blocked, completed, failed, cancelled, timed_out; purged: the run
+--               counts as absent, and only the number of its id, or what a purge has not removed yet, is left.
 --   due_at      microseconds since 1970: from when on the run may be claimed. NULL: driven, ended, or waiting for an
 --               event.
 --   worker      the worker that drives it; NULL: none.
 --   key         its idempotency key within its workflow; NULL: none.
+--   ended_at    when a run without a parent ended, from when on a purge may find it; NULL for all other runs.
 --   record      the whole run as JSON; the columns before it are copies of its fields, for the indexes.
 --
 -- A row of `run_attributes` is a copy of an attribute of a run, its value as JSON, so that runs can be listed by it.
@@ -30,6 +32,7 @@ CREATE TABLE runs (
     due_at     INTEGER,
     worker     TEXT,
     key        TEXT,
+    ended_at   INTEGER,
     record     TEXT NOT NULL,
     PRIMARY KEY (namespace, id)
 ) WITHOUT ROWID;
@@ -40,6 +43,7 @@ CREATE INDEX runs_status ON runs (namespace, status, created_at, id);
 CREATE INDEX runs_workflow ON runs (namespace, workflow, status, created_at, id);
 CREATE INDEX runs_living ON runs (namespace, type)
     WHERE status IN ('queued', 'pending', 'running', 'suspended', 'blocked');
+CREATE INDEX runs_ended ON runs (namespace, workflow, status, ended_at, id) WHERE ended_at IS NOT NULL;
 CREATE UNIQUE INDEX runs_key ON runs (namespace, workflow, key) WHERE key IS NOT NULL;
 
 CREATE TABLE run_attributes (

@@ -1,0 +1,272 @@
+"""Transitions that remove runs which ended long ago, by whole trees: a first run and all runs below it.
+
+Nothing of a tree is removed while one of its runs has not ended, or ended too late. A small tree is decided and removed
+in one step. A larger one takes several: it is announced (`mark`), checked page by page (`look_at`), hidden if nothing
+has revived a run of it since (`hide`), and then removed part by part (`remove`), the first run last. A purge that
+stops in between is continued by the next one. Of an id that had several runs the row stays, with nothing but its
+number, so that the keys of a later run's steps differ from those of all earlier ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, NamedTuple
+
+from msgspec.structs import replace
+
+from ...errors import RecordUnreadable
+from ..lock_outcomes import Outcome
+from ..record_type import RecordType
+from .helpers import known
+from .outcomes import Purged, PurgeStep, TreeSeen
+from .record import Run
+from .repository import RunRepository
+from .signal_keys import SIGNAL_KEY, SIGNAL_KEY_PAGE, key_prefix
+from .tree import TREE_MEMBER, tree_prefix
+
+RUNS_AT_ONCE = 100
+"""How many runs one step removes, at most."""
+WORK_AT_ONCE = 10_000
+"""How many entries, events and records of runs one step removes, at most; an inbox is removed as a whole."""
+PART = "part"
+"""The id of the purge of a run below a first one, of which a part was removed."""
+
+Verdict = Literal["removable", "absent", "living", "young", "large", "unreadable"]
+
+
+class Tree(NamedTuple):
+    """What one step can see of a tree. `runs` are all its runs, the first one first, if it can be removed at once."""
+
+    verdict: Verdict
+    runs: tuple[Run, ...] = ()
+    work: int = 0
+
+
+def record_prefixes(run: Run) -> tuple[tuple[RecordType[Any], str], ...]:
+    """The types of records that are about one run and are removed with it, each with the prefix of their keys."""
+    if run.remembered is None:
+        return ()
+    return (SIGNAL_KEY, key_prefix(run.id)), (SIGNAL_KEY_PAGE, key_prefix(run.id))
+
+
+def cuts_the_tree(run: Run) -> bool:  # noqa: ARG001  (no run is started in this way yet)
+    """Whether a run and those below it do not belong to the tree of its root, though it was started there."""
+    return False
+
+
+def is_stub(run: Run) -> bool:
+    """Whether only the number of a purged run's id is left: the id may be used again."""
+    return run.status == "purged" and not run.purging
+
+
+def stub_of(run: Run) -> Run | None:
+    """What stays of a purged run: the number of its id, if that had several runs and was not passed on."""
+    if run.generation <= 1 or run.replaced_by:
+        return None
+    return Run(
+        id=run.id, type=run.type, status="purged", created_at=run.created_at, fence=run.fence, generation=run.generation
+    )
+
+
+def spare(repo: RunRepository, run: Run) -> bool:
+    """End an announced purge of the tree of a run that is to be revived. False: its tree is being removed already."""
+    if not run.root or run.root == run.id or cuts_the_tree(run):
+        return True
+    root = repo.run(run.root)
+    if root is None or not root.purging:
+        return True
+    if root.status == "purged":
+        return False
+    repo.save(replace(root, purging=""))
+    return True
+
+
+# -- trees that one step can remove --------------------------------------------------------------------------------
+
+
+def purge(repo: RunRepository, *, roots: Sequence[str], before: int, removes: bool) -> Purged:
+    """Remove the trees of these runs that ended before a moment, as many as one step may; or only count them."""
+    kept: list[Verdict] = []
+    trees = runs = work = 0
+    large: tuple[str, ...] = ()
+    rest: tuple[str, ...] = ()
+    for place, name in enumerate(dict.fromkeys(roots)):
+        tree = _tree(repo, name, before)
+        if tree.verdict == "large":
+            large += (name,)
+        elif tree.verdict == "removable":
+            if trees and (runs + len(tree.runs) > RUNS_AT_ONCE or work + tree.work > WORK_AT_ONCE):
+                rest = tuple(dict.fromkeys(roots))[place:]
+                break
+            trees, runs, work = trees + 1, runs + len(tree.runs), work + tree.work
+            if removes:
+                _remove_tree(repo, tree.runs)
+        else:
+            kept.append(tree.verdict)
+    return Purged(
+        trees=trees,
+        runs=runs,
+        living=kept.count("living"),
+        young=kept.count("young"),
+        unreadable=kept.count("unreadable"),
+        large=large,
+        rest=rest,
+    )
+
+
+def _tree(repo: RunRepository, name: str, before: int) -> Tree:
+    """Whether a tree can be removed in one step."""
+    try:
+        root = known(repo, name)
+        if root is None or root.parent:
+            return Tree("absent")
+        if (verdict := _kept(root, before)) is not None:
+            return Tree(verdict)
+        keys = repo.record_keys(TREE_MEMBER, tree_prefix(name), "", RUNS_AT_ONCE)
+        if len(keys) >= RUNS_AT_ONCE or len(_records(repo, root, WORK_AT_ONCE)) >= WORK_AT_ONCE:
+            return Tree("large")
+        found = (root, *(run for run in _members(repo, name, keys) if run is not None))
+        work = sum(run.length + run.posted + len(_records(repo, run, WORK_AT_ONCE)) for run in found)
+    except RecordUnreadable:  # a damaged tree stays, and does not keep others
+        return Tree("unreadable")
+    if (verdict := _worst(found, before)) is not None:
+        return Tree(verdict)
+    return Tree("removable" if work <= WORK_AT_ONCE else "large", found, work)
+
+
+def _kept(run: Run, before: int) -> Verdict | None:
+    """Why a run may not be removed; None: it may."""
+    if run.living:
+        return "living"
+    return "young" if run.ended_at is None or run.ended_at >= before else None
+
+
+def _worst(runs: Sequence[Run], before: int) -> Verdict | None:
+    found = {_kept(run, before) for run in runs}
+    return "living" if "living" in found else "young" if "young" in found else None
+
+
+def _members(repo: RunRepository, root: str, keys: Sequence[str]) -> Iterator[Run | None]:
+    """The run of each record of a tree; None where there is none, or it belongs to another tree by now."""
+    for key in keys:
+        member = repo.record(TREE_MEMBER, key)
+        run = None if member is None or member.id == root else known(repo, member.id)
+        yield run if run is not None and run.root == root and not cuts_the_tree(run) else None
+
+
+def _records(repo: RunRepository, run: Run, limit: int) -> list[tuple[RecordType[Any], str]]:
+    """The first records that are about one run."""
+    found: list[tuple[RecordType[Any], str]] = []
+    for kind, prefix in record_prefixes(run):
+        if len(found) >= limit:
+            break
+        found += [(kind, key) for key in repo.record_keys(kind, prefix, "", limit - len(found))]
+    return found
+
+
+def _remove_tree(repo: RunRepository, runs: Sequence[Run]) -> None:
+    root = runs[0]
+    for key in repo.record_keys(TREE_MEMBER, tree_prefix(root.id), "", RUNS_AT_ONCE):
+        repo.put_record(TREE_MEMBER, key, None)
+    for run in runs:
+        _remove_run(repo, run)
+
+
+def _remove_run(repo: RunRepository, run: Run) -> None:
+    for kind, key in _records(repo, run, WORK_AT_ONCE):
+        repo.put_record(kind, key, None)
+    repo.clear_run(run, stub_of(run))
+
+
+# -- trees that need several steps ---------------------------------------------------------------------------------
+
+
+def look_at(repo: RunRepository, *, root: str, before: int, after: str, limit: int) -> TreeSeen:
+    """Check one page of the runs below a first run."""
+    limit = max(1, min(limit, RUNS_AT_ONCE))
+    keys = repo.record_keys(TREE_MEMBER, tree_prefix(root), after, limit + 1)
+    kept: list[Verdict | None] = []
+    runs = 0
+    for key in keys[:limit]:
+        try:
+            (run,) = _members(repo, root, (key,))
+            verdict = None if run is None else _kept(run, before)
+        except RecordUnreadable:
+            run, verdict = None, "unreadable"
+        runs += run is not None
+        kept.append(verdict)
+    return TreeSeen(
+        runs=runs,
+        living=kept.count("living"),
+        young=kept.count("young"),
+        unreadable=kept.count("unreadable"),
+        next=keys[limit - 1] if len(keys) > limit else None,
+    )
+
+
+def mark(repo: RunRepository, *, root: str, before: int, purge: str) -> Outcome:
+    """Announce the purge of a tree. A run of it that is revived meanwhile ends this purge."""
+    run = known(repo, root)
+    if run is None or run.parent or _kept(run, before) is not None:
+        return PurgeStep(state="refused")
+    if run.purging != purge:
+        repo.save(replace(run, purging=purge))
+    return PurgeStep(state="marked")
+
+
+def hide(repo: RunRepository, *, root: str, before: int, purge: str) -> Outcome:
+    """Make a tree absent whose runs were all checked after it was announced. From then on it is removed for good."""
+    found = repo.run(root)
+    if found is not None and found.status == "purged" and found.purging == purge:
+        return PurgeStep(state="hidden")
+    if found is None or found.purging != purge or found.parent or _kept(found, before) is not None:
+        return PurgeStep(state="refused")
+    repo.save(_hidden(found))
+    return PurgeStep(state="hidden")
+
+
+def remove(repo: RunRepository, *, root: str) -> Outcome:
+    """Remove a part of a hidden tree: runs below the first one, then what is left of the first one."""
+    first = repo.run(root)
+    if first is None or first.status != "purged" or not first.purging:
+        return PurgeStep(state="removed")
+    runs, work = 0, 0
+    keys = repo.record_keys(TREE_MEMBER, tree_prefix(root), "", RUNS_AT_ONCE + 1)
+    for key in keys[:RUNS_AT_ONCE]:
+        member = repo.record(TREE_MEMBER, key)
+        run = None if member is None or member.id == root else repo.run(member.id)
+        if run is not None and run.root == root and not run.living and not cuts_the_tree(run):
+            if runs and work + run.length + run.posted > WORK_AT_ONCE:
+                return PurgeStep(state="hidden", runs=runs)
+            if not _trimmed(repo, run):
+                return PurgeStep(state="hidden", runs=runs)
+            work += run.length + run.posted
+            runs += 1
+            _remove_run(repo, run)
+        repo.put_record(TREE_MEMBER, key, None)
+    if len(keys) > RUNS_AT_ONCE or (runs and work + first.length + first.posted > WORK_AT_ONCE):
+        return PurgeStep(state="hidden", runs=runs)
+    if not _trimmed(repo, first):
+        return PurgeStep(state="hidden", runs=runs)
+    _remove_run(repo, first)
+    return PurgeStep(state="removed", runs=runs + 1)
+
+
+def _trimmed(repo: RunRepository, run: Run) -> bool:
+    """Whether a run is small enough to be removed now; if not, a part of what belongs to it was removed."""
+    records = _records(repo, run, WORK_AT_ONCE)
+    if len(records) >= WORK_AT_ONCE:
+        for kind, key in records:
+            repo.put_record(kind, key, None)
+        return False
+    if run.length <= WORK_AT_ONCE:
+        return True
+    repo.cut(run.id, run.length - WORK_AT_ONCE)
+    repo.save(replace(_hidden(run), length=run.length - WORK_AT_ONCE))
+    return False
+
+
+def _hidden(run: Run) -> Run:
+    """The record of a run that counts as absent, though parts of it are left."""
+    purging = run.purging or PART
+    return replace(run, status="purged", purging=purging, key="", request="", last="", attributes={}, result=None)

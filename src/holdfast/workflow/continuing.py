@@ -1,0 +1,76 @@
+"""`ctx.continue_as_new(input)`: what the next generation of a run begins with.
+
+From the call on the code begins nothing more: each use of `ctx` raises the same exception. The driver waits until
+steps that are running have ended, and then replaces the history in one record. Locks whose blocks are open stay with
+the run; the next generation gets each of them when it asks for the same key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Literal
+
+from ..rules.runs.record import Continue
+from . import journal as j
+from .replay_locks import REQUESTS_PER_ATTEMPT
+
+if TYPE_CHECKING:
+    from .replay import Replay
+
+
+class ContinueAsNew(BaseException):
+    """Ends this generation of a run. Made by `ctx.continue_as_new(input)`, to be raised by the workflow.
+
+    It is no `Exception`, so that code which handles errors does not stop it.
+    """
+
+    def __init__(self, input: str) -> None:
+        super().__init__("the run continues with a new history")
+        self.input = input
+        """The input of the next generation, as JSON text."""
+
+
+def continues(error: BaseException | None) -> bool:
+    """Whether code that ended so continues as new: it raised nothing else. Cancelled tasks of a group do not count."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(continues(one) for one in error.exceptions)
+    return error is None or isinstance(error, ContinueAsNew)
+
+
+def next_generation(code: Replay, input: str, *, because: Literal["asked", "unread"], now: int) -> Continue:
+    """The record by which a run begins its next generation, with everything that it keeps."""
+    keep = tuple(sorted(number for number, event in code.inbox.items() if event.kind in ("signal", "cancel")))
+    signals = tuple(new for new, old in enumerate(keep, 1) if code.inbox[old].kind == "signal")
+    locks = tuple(carried_locks(code))
+    first = 0 if code.continued is None else code.continued.first_lock
+    entry = j.Continued(
+        at=now,
+        because=because,
+        signals=signals,
+        children=tuple(child for child in code.living_children if child not in code.ends),
+        locks=locks,
+        first_lock=first + REQUESTS_PER_ATTEMPT * code.attempt,
+    )
+    return Continue(input, j.encode_entry(entry), keep, tuple(lock.number for lock in locks))
+
+
+def carried_locks(code: Replay) -> Iterator[j.CarriedLock]:
+    """The locks that stay with the run: those of open blocks, and those that this generation has not asked for."""
+    yield from code.replay_locks.carried.values()
+    for number, lock in code.replay_locks.pending.items():
+        if lock.lease is not None and not lock.lease.lost:
+            yield j.CarriedLock(number, lock.request.key, lock.request.kind)
+
+
+def unread_signals(code: Replay) -> tuple[int, ...]:
+    """The signals that the code has not read."""
+    return tuple(number for number, event in code.inbox.items() if event.kind == "signal")
+
+
+def may_continue(code: Replay, unread: tuple[int, ...]) -> bool:
+    """Whether a run that returned with these unread signals begins a new generation because of them.
+
+    A generation that has read none of the signals that it began with would be followed by another one like it.
+    """
+    began_with = () if code.continued is None else code.continued.signals
+    return not began_with or not set(began_with).issubset(unread)

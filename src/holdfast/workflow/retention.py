@@ -1,0 +1,88 @@
+"""Removes the ended runs of an engine's workflows when they are older than the limits (`retain`), in the background.
+
+Every engine with a limit does this, at times that differ by chance; two that do it at once do no harm. The limit of a
+workflow goes before that of its engine. It is about first runs: the runs below one go and stay with it, whatever their
+own workflow says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any
+
+from ..errors import HoldfastError
+from ..rules.runs.record import ENDS
+from ..runtime.base import BaseClient
+from ..runtime.runners import run_async
+from ..validation import MICROSECONDS
+from .definition import Workflow
+from .purging import Purge, PurgeReport, PurgeRequest
+
+LONGEST_PAUSE = 3_600.0
+"""The average number of seconds between two purges by one engine."""
+SHARE_OF_LIMIT = 0.1
+"""The pause is not longer than this share of the shortest limit, or runs would be kept for much longer."""
+SHORTEST_PAUSE = 1.0
+SPREAD = 0.25
+"""By which share a pause is shorter or longer, by chance, so that engines do not purge at the same time."""
+
+_log = logging.getLogger("holdfast.workflow")
+
+
+def limits_of(workflows: Iterable[Workflow[Any, Any]], retain: float | None) -> dict[str, float]:
+    """How many seconds the ended runs of each workflow are kept; one that is not named keeps them for ever.
+
+    Of several versions of one workflow the longest limit counts.
+    """
+    found: dict[str, float | None] = {}
+    for workflow in workflows:
+        limit = retain if workflow.retain is None else workflow.retain_seconds
+        longest = found.get(workflow.name, limit)
+        found[workflow.name] = None if limit is None or longest is None else max(limit, longest)
+    return {name: limit for name, limit in found.items() if limit is not None}
+
+
+class Retention:
+    """The purges of one engine."""
+
+    def __init__(self, client: BaseClient, limits: dict[str, float]) -> None:
+        self._client, self._limits = client, limits
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to purge, if there is a limit."""
+        if self._limits:
+            self._task = asyncio.get_running_loop().create_task(self._purge_forever(), name="holdfast-retention")
+
+    async def stop(self) -> None:
+        """Purge no more. What a purge has not finished is finished by the next one, of any engine."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+    async def sweep(self) -> PurgeReport:
+        """Purge once, for every limit."""
+        total = PurgeReport()
+        for workflow, limit in self._limits.items():
+            request = PurgeRequest(older_than=round(limit * MICROSECONDS), statuses=ENDS, workflow=workflow)
+            purge = Purge(request, events=self._client.events)
+            report = await run_async(purge.run(), self._client.runtime.batchers)
+            total = PurgeReport(trees=total.trees + report.trees, runs=total.runs + report.runs)
+        return total
+
+    async def _purge_forever(self) -> None:
+        longest = min(LONGEST_PAUSE, max(SHORTEST_PAUSE, SHARE_OF_LIMIT * min(self._limits.values())))
+        pause = longest * random.random()
+        while True:
+            await asyncio.sleep(pause)
+            try:
+                await self.sweep()
+            except HoldfastError as error:
+                _log.info("ended runs could not be purged, and it is tried again later: %s", error)
+            pause = longest * random.uniform(1 - SPREAD, 1 + SPREAD)
