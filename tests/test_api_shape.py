@@ -44,10 +44,9 @@ SUBPACKAGES = {
         "initial_lock_record",
     ],
     "holdfast.workflow": [
-        "Admission", "BlockInfo", "ChildHandle", "Concurrency", "Context", "ContinueAsNew", "Engine", "PurgeReport",
-        "Rate",
-        "ReplayReport", "Retry", "RunHandle", "RunHistory", "RunInfo", "RunLease", "RunsPage", "Step", "StepInfo",
-        "Workflow", "current_step", "step", "workflow",
+        "Admission", "BlockInfo", "ChildHandle", "Concurrency", "Context", "ContinueAsNew", "Engine", "LimitCancelInfo",
+        "PurgeReport", "Rate", "ReplayReport", "Retry", "RunHandle", "RunHistory", "RunInfo", "RunLease", "RunsPage",
+        "Step", "StepInfo", "Workflow", "current_step", "step", "workflow",
     ],
     "holdfast.fencing": [
         "AsyncFencedScript", "FenceCondition", "Fenced", "FencedScript", "fence_condition", "fenced_get", "fenced_put",
@@ -125,7 +124,7 @@ def test_both_clients_have_the_same_methods(kind):
 def test_sync_and_async_runs_have_the_same_methods(kind):
     assert public(kind) == [
         "cancel", "export", "fail", "fork", "get", "import_", "list", "purge", "restart", "result", "retry", "signal",
-        "start",
+        "start", "start_or_signal",
     ]  # fmt: skip
 
 

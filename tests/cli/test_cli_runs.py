@@ -22,6 +22,10 @@ RUN = {
     "code": "NoneType",
     "blocked": "NoneType",
     "generation": "int",
+    "continued_at": "NoneType",
+    "replaces": "NoneType",
+    "replaced_by": "NoneType",
+    "cancelled_by": "NoneType",
 }  # fmt: skip
 broken = [True]
 
@@ -578,3 +582,29 @@ def test_a_blocked_run_is_shown_with_its_reason_and_given_up(url, hf):
     assert holdfast("runs", "fail", "r", "--url", url).exit_code == 2, "a reason is required"
     done = holdfast("runs", "fail", "r", "--reason", "refunded by hand", "--url", url)
     assert (done.exit_code, hf.runs.get("r").error.message) == (0, "refunded by hand")
+
+
+def test_a_replaced_run_and_its_successor_name_each_other(url, hf):
+    for n in (1, 2):
+        hf.runs.start("order", n, id="r", on_existing="replace_ended")
+        hf.runs.cancel("r")
+    assert "replaces an ended run, which is kept as r~1" in holdfast("runs", "show", "r", "--url", url).stdout
+    assert "the run r began in its place" in holdfast("runs", "show", "r~1", "--url", url).stdout
+    now, kept = (answer(holdfast("runs", "show", name, "--json", "--url", url)) for name in ("r", "r~1"))
+    assert (now["generation"], now["replaces"], kept["replaced_by"]) == (2, "r~1", "r")
+    for command in (("retry", "r~1"), ("restart", "r~1", "--yes")):
+        refused = holdfast("runs", *command, "--url", url)
+        assert (refused.exit_code, "'r', under which it ran, belongs to another run" in refused.stderr) == (1, True)
+
+
+def test_a_run_that_a_limit_has_cancelled_shows_the_limit_and_the_newer_run(url, hf):
+    @workflow(name="one", concurrency=Concurrency(max=1, on_excess="cancel_oldest"))
+    async def one(ctx: Context, _: None) -> None:
+        await ctx.sleep(1)
+
+    for name in ("old", "new"):
+        hf.runs.start(one, None, id=name)
+    shown = holdfast("runs", "show", "old", "--url", url).stdout
+    assert "was cancelled by a limit: the limit 'concurrency' was full when the run 'new' started" in shown
+    document = answer(holdfast("runs", "show", "old", "--json", "--url", url))
+    assert document["cancelled_by"] == {"limit": "concurrency", "run": "new"}

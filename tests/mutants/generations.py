@@ -32,9 +32,8 @@ CONTINUING = [
     Mutant(
         "keys of signals are forgotten with the generation that has read them",
         "rules/runs/transitions.py",
-        "    if before is not None and event.key and is_remembered(repo, before, event.key):\n"
-        "        return Posted(number=0, fresh=False, run=before)\n",
-        "",
+        "return 0 if number is None and is_remembered(repo, run, event.key) else number",
+        "return number",
         (SUITE + "test_events_that_the_generation_has_not_read_stay_in_their_order",),
     ),
     Mutant(

@@ -95,8 +95,8 @@ HELD = [
     Mutant(
         "a slot is written before a record is found to be its own re-send or refused",
         "rules/runs/transitions.py",
-        "    before = repo.run(run)\n    if before is not None and before.last == request:\n        done =",
-        "    before = repo.run(run)\n"
+        "    before = known(repo, run)\n    if before is not None and before.last == request:\n        done =",
+        "    before = known(repo, run)\n"
         "    if swap is not None and (early := written(repo.slot(swap.address), swap, run)) is not None:\n"
         "        repo.put_slot(swap.address, early)\n"
         "    if before is not None and before.last == request:\n        done =",

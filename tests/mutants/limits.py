@@ -117,9 +117,9 @@ LIMITS = [
     ),
     Mutant(
         "a signal goes to another run that fills the limit",
-        "workflow/engine.py",
-        'handle.admission.outcome in ("skipped", "cancelled")',
-        'handle.admission.outcome == "cancelled"',
+        "workflow/start.py",
+        'if started.verdict.what in ("skip", "cancel_newest"):',
+        'if started.verdict.what == "cancel_newest":',
         (ENGINE + "test_a_signal_with_a_rejected_start_is_not_delivered[memory-skip]",),
     ),
 ]

@@ -34,7 +34,7 @@ PURGING = [
     Mutant(
         "nothing is left of an id that had several runs",
         RULES,
-        "    if run.generation <= 1:",
+        "    if run.generation <= 1 or run.replaced_by:",
         "    if run.generation >= 1:",
         (SUITE + "test_of_an_id_that_had_several_runs_the_number_stays",),
     ),

@@ -25,6 +25,7 @@ from .postgres_runs import POSTGRES_RUNS
 from .purging import PURGING
 from .records import OF_RECORDS, OF_TYPES
 from .redis import REDIS
+from .replacing import REPLACING, WAITERS_OF_REPLACED
 from .run_locks import LOCKS_OF_RUNS, OF_THE_ENGINE
 from .run_queues import OF_THE_WORKER, RUN_QUEUES
 from .runner import NOT_THE_COPY, PACKAGE, ROOT, Mutant, Useless, caught, copy_package, end_servers, run_tests
@@ -34,7 +35,7 @@ from .sqlite import SQLITE
 from .table import MUTANTS as RULES
 from .workflows import WORKFLOWS
 
-CHEAP = [*RULES, *OF_THE_RULES, *LIMITS, *LOCKS_OF_RUNS, *RUN_QUEUES, *OF_TYPES, *CAS_CORE]
+CHEAP = [*RULES, *OF_THE_RULES, *LIMITS, *LOCKS_OF_RUNS, *RUN_QUEUES, *REPLACING, *OF_TYPES, *CAS_CORE]
 """Mutants of the rules and of the compare-and-swap core. The others need a client, an engine or a server, and are run
 by `make test-mutants`."""
 MUTANTS = [
@@ -47,6 +48,7 @@ MUTANTS = [
     *OF_CLIENTS,
     *WORKFLOWS,
     *BLOCKING,
+    *WAITERS_OF_REPLACED,
     *CONTINUING,
     *FORKING,
     *PURGING,

@@ -297,7 +297,7 @@ WORKFLOWS = [
     Mutant(
         "a child of another attempt is reported like any other run",
         "workflow/children.py",
-        "        if child.root == new.root and same_but_for_attempts(child.parent, parent):\n",
+        "        if child.parent != parent and child.root == new.root and same_but_for_attempts(child.parent, parent):\n",  # noqa: E501
         "        if False:\n",
         (ATTEMPTS + OF_ANOTHER_ATTEMPT + "[memory-True]",),
     ),
@@ -534,7 +534,7 @@ WORKFLOWS = [
     Mutant(
         "a run is revived while its child still cleans up",
         "workflow/queries.py",
-        "        if claim.run.living and claim.run.cancelling and claim.run.parent == run_id:\n",
+        "        if claim.run.living and claim.run.cancelling and is_child_of(claim.run, parent):\n",
         "        if False:\n",
         (
             RETRYING

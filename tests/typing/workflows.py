@@ -129,6 +129,7 @@ async def engine_code(engine: Engine) -> None:
     assert_type(handle, RunHandle[Receipt])
     assert_type(await handle.result(5), Receipt)
     assert_type(await handle.info(), RunInfo)
+    assert_type(await engine.start(buy, Order(1), id="b", on_existing="use"), RunHandle[Receipt])
     await engine.start(buy, "one")  # type: ignore[misc]  # pyright: ignore[reportCallIssue, reportArgumentType]
     await engine.start(buy, None)  # type: ignore[misc]  # pyright: ignore[reportCallIssue, reportArgumentType]
     await engine.start(buy)  # type: ignore[arg-type]  # pyright: ignore[reportCallIssue, reportArgumentType]
@@ -186,6 +187,10 @@ def client_code(hf: Client) -> None:
     assert_type(hf.runs.start(buy, Order(1), attributes={"vip": True}), str)
     assert_type(hf.runs.start(tidy), str)
     assert_type(hf.runs.start("by name", {"any": "thing"}, connection=object()), str)
+    assert_type(hf.runs.start(buy, Order(1), id="b", on_existing="replace_ended"), str)
+    assert_type(hf.runs.start_or_signal(buy, Order(1), id="b", name="go"), str)
+    assert_type(hf.runs.start_or_signal("any", id="b", name="go", payload=1), str)
+    hf.runs.start_or_signal(buy, 1, id="b", name="go")  # type: ignore[misc]  # pyright: ignore[reportCallIssue, reportArgumentType]
     hf.runs.start(buy, 1)  # type: ignore[misc]  # pyright: ignore[reportCallIssue, reportArgumentType]
     hf.runs.start(buy)  # type: ignore[arg-type]  # pyright: ignore[reportCallIssue, reportArgumentType]
     hf.runs.start(tidy, 1)  # type: ignore[misc]  # pyright: ignore[reportCallIssue, reportArgumentType]
@@ -202,6 +207,7 @@ async def async_client_code(hf: AsyncClient) -> None:
     assert_type(await hf.runs.start(buy, Order(1)), str)
     assert_type(await hf.runs.start(tidy), str)
     assert_type(await hf.runs.start("by name"), str)
+    assert_type(await hf.runs.start_or_signal(tidy, id="b", name="go"), str)
     await hf.runs.start(buy, 1)  # type: ignore[misc]  # pyright: ignore[reportCallIssue, reportArgumentType]
     assert_type(await hf.runs.result("b", workflow=buy), Receipt)
     assert_type(await hf.runs.result("b", 5), Any)

@@ -40,6 +40,10 @@ class NotRetried(HoldfastError):
     """Only a run that failed, was cancelled or timed out can be retried. Nothing was changed."""
 
 
+class NotRestarted(HoldfastError):
+    """A run that was replaced by another run cannot be restarted. Nothing was changed."""
+
+
 class RestartDeclined(HoldfastError):
     """The restart was declined. Nothing was changed."""
 
@@ -139,7 +143,10 @@ def restart(settings: Settings, run_id: str, *, yes: bool) -> None:
             )
             if not click.confirm("Remove the history and execute every step again?", err=True):
                 raise RestartDeclined
-        hf.runs.restart(run_id)
+        try:
+            hf.runs.restart(run_id)
+        except InvalidOption as error:  # its text names the run: not a usage error
+            raise NotRestarted(str(error)) from None
         found = read_run(hf, run_id)
         workers = _next_worker(hf, found.claim.run)
     _print_run(settings, found.info, f"{run_id} is restarted without its history. {workers}")

@@ -135,6 +135,10 @@ def run_document(found: RunInfo) -> dict[str, Any]:
         "code": found.code,
         "blocked": None if found.blocked is None else _block_document(found.blocked),
         "generation": found.generation,
+        "continued_at": found.continued_at,
+        "replaces": found.replaces,
+        "replaced_by": found.replaced_by,
+        "cancelled_by": None if found.cancelled_by is None else msgspec.structs.asdict(found.cancelled_by),
     }
 
 

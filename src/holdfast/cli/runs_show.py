@@ -239,6 +239,14 @@ def _show_status(found: RunSnapshot) -> None:
 
 def _show_details(found: RunSnapshot, waits: Waits) -> None:
     info, claim = found.info, found.claim
+    if info.continued_at is not None:
+        print_line(f"  generation {info.generation}, which began {format_time(info.continued_at)}")
+    if info.replaces is not None:
+        print_line(f"  replaces an ended run, which is kept as {info.replaces}")
+    if info.replaced_by is not None:
+        print_line(f"  was replaced: the run {info.replaced_by} began in its place, so it cannot be retried")
+    if info.cancelled_by is not None:
+        print_line(f"  was cancelled by a limit: {info.cancelled_by}")
     if info.parent is not None:
         print_line(f"  child of {info.parent}")
     if (origin := origin_of(claim)) is not None:

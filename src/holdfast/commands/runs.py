@@ -30,7 +30,9 @@ class StartRun(RunCommand, frozen=True, kw_only=True):
 
     Answers `Started`, `RunTaken`, `WorkerGone`; `Limited` when a full limit refuses it; `LimitsDiffer`
     when its limit keys were computed from other limits than the published ones. A run of the same workflow with the
-    same idempotency key is returned instead, not fresh. Again: the same run.
+    same idempotency key is returned instead, not fresh. Where a run has the id, `new.on_existing` decides: "use"
+    returns a run of the same workflow, not fresh; "replace_ended" keeps an ended run as `<id>~<n>` and starts the new
+    one in its place, in the same step. Again: the same run.
     """
 
     new: NewRun
@@ -39,6 +41,24 @@ class StartRun(RunCommand, frozen=True, kw_only=True):
     def apply(self, repo: RunRepository, now: int) -> Outcome:
         """Decide by `rules.runs.transitions.start`."""
         return transitions.start(repo, now, self.new, self.worker)
+
+
+class StartOrSignal(RunCommand, frozen=True, kw_only=True):
+    """Post a signal to the run with this id; where none is living, start one whose first event is the signal.
+
+    Answers `Posted` for a run that was there, also for an ended one that knows the key of the signal: then nothing is
+    changed. `Started` for a run that was started, in the place of an ended one if there was one; or as a start is
+    answered that is refused or skipped, or whose run is cancelled at once: then the signal is not posted. `RunTaken`
+    where the run is of another workflow, or must not be replaced. Again: the same run, and one signal.
+    """
+
+    new: NewRun
+    event: RunEvent
+    worker: str = ""
+
+    def apply(self, repo: RunRepository, now: int) -> Outcome:
+        """Decide by `rules.runs.transitions.start_or_signal`."""
+        return transitions.start_or_signal(repo, now, self.new, self.event, self.worker)
 
 
 class ForkRun(StartRun, frozen=True, kw_only=True):

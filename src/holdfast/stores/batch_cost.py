@@ -22,10 +22,11 @@ from ..commands.runs import (
     ReadRun,
     RecordRun,
     ReviveRun,
+    StartOrSignal,
     StartRun,
     UnregisterWorker,
 )
-from ..rules.runs.record import Continue, Finish, RunEvent
+from ..rules.runs.record import Continue, Finish, NewRun, RunEvent
 
 AT_ONCE = 1_000
 """The largest work of several commands in one step: about ten milliseconds of a server's time.
@@ -81,6 +82,10 @@ def _record(command: RecordRun) -> int:
     return work
 
 
+def _start(new: NewRun) -> int:
+    return (OF_A_HISTORY if new.on_existing == "replace_ended" else OF_A_RUN) + _weight(new.input)
+
+
 def _history(entries: Sequence[str], events: Sequence[RunEvent]) -> int:
     work = OF_A_RUN + len(entries) // 4 + OF_A_LOCK * len(events)
     return work + _weight(*entries, *(event.payload for event in events))
@@ -93,7 +98,8 @@ def _weight(*texts: str) -> int:
 _ESTIMATES: dict[type[Command], Callable[[Any], int]] = {
     ReadSlot: lambda _: OF_A_LOCK,
     SwapSlot: lambda command: OF_A_LOCK + _weight(command.value or ""),
-    StartRun: lambda command: OF_A_RUN + _weight(command.new.input),
+    StartRun: lambda command: _start(command.new),
+    StartOrSignal: lambda command: OF_A_HISTORY + _weight(command.new.input, command.event.payload),
     ForkRun: lambda command: _history(command.past.entries, command.past.events) + _weight(command.new.input),
     ImportRun: lambda command: _history(command.entries, command.events),
     PostEvent: lambda command: OF_A_RUN + _weight(command.event.payload),

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from msgspec.structs import replace
+
 from ..commands import (
     Cleanup,
     Command,
@@ -26,7 +28,7 @@ from ..rules.runs.admission import FIRST_LOOK
 from ..rules.runs.limits import LimitKey, WorkflowLimits, group_of
 from ..rules.runs.lock_requests import run_of_attempt
 from ..rules.runs.purging import RUNS_AT_ONCE
-from ..rules.runs.record import Continue, Finish, NewRun, Run
+from ..rules.runs.record import Continue, Finish, NewRun, Run, RunEvent
 from ..rules.runs.signal_keys import SIGNAL_KEY, SIGNAL_KEY_PAGE, page_key, record_key
 from ..rules.runs.transitions import ORPHANS_AT_ONCE
 from ..rules.runs.tree import TREE_MEMBER, tree_key, tree_prefix
@@ -83,6 +85,9 @@ def footprint(command: Command, known: Snapshot | None) -> Questions:
         yield from _locks_after(command, known)
     elif isinstance(command, r.StartRun):
         yield from _start(command.new, command.worker, known)
+    elif isinstance(command, r.StartOrSignal):
+        yield from _start(replace(command.new, key="", on_existing="replace_ended"), command.worker, known)
+        yield from _posted_to(command.new.id, command.event, known)
     elif isinstance(command, r.RecordRun):
         yield from _record(command, known)
     elif isinstance(command, r.ClaimRuns):
@@ -95,12 +100,14 @@ def is_written(command: Command, question: Question) -> bool:
     """Whether a decision may write the row that a question is about; True where that is not known.
 
     Leases of workers and locks of runs are only read, unless a command is about that lock itself. The run of a
-    start is only read as well: it is new, or stays unchanged.
+    start is only read as well, unless it may be replaced: it is new, or stays unchanged.
     """
     if isinstance(question, LockByKey) and question.key.startswith(LOOKED_AT):
         lock_requests = command.lock_requests if isinstance(command, r.RecordRun) else ()
         return question.key in (getattr(command, "key", None), *(ask.key for ask in lock_requests))
-    return not (isinstance(command, r.StartRun) and question == RunById(command.new.id))
+    if not isinstance(command, r.StartRun) or question != RunById(command.new.id):
+        return True
+    return command.new.on_existing == "replace_ended"
 
 
 def _look(known: Snapshot | None, question: Question) -> object:
@@ -206,6 +213,9 @@ def _start(new: NewRun, worker: str, known: Snapshot | None) -> Questions:
             yield RunById(same)
     if worker:
         yield LockByKey(rule.worker_key(worker))
+    before = _look(known, RunById(new.id))
+    if isinstance(before, Run):
+        yield from _replaced(new, before, known)
     terms = _look(known, LimitsOf(workflow))
     for place in new.places:
         group = group_of(workflow, place)
@@ -215,6 +225,30 @@ def _start(new: NewRun, worker: str, known: Snapshot | None) -> Questions:
             yield GroupSize(group, queued=True)
         yield LatestArrivals(FEW, group, queued=False, rank=0)
         yield LatestArrivals(FEW, group, queued=True, rank=-new.priority)
+
+
+def _replaced(new: NewRun, run: Run, known: Snapshot | None) -> Questions:
+    """What a start reads of the run that has its id."""
+    if run.replaces and run.request != new.request:  # the start may have been sent again
+        yield RunById(run.replaces)
+    if new.on_existing != "replace_ended" or run.living:
+        return
+    if run.parent:
+        yield RunById(run.parent)
+        yield RecordAt(TREE_MEMBER.name, tree_key(run.root, run.id))
+        yield RecordAt(TREE_MEMBER.name, tree_key(run.root, rule.archive_id(run)))
+    yield RunById(rule.archive_id(run))
+    yield Entries(run.id, whole=True)
+    yield from _read_signals(run, known)
+
+
+def _posted_to(run: str, event: RunEvent, known: Snapshot | None) -> Questions:
+    """What is read of a run that gets an event with a key."""
+    if event.key:
+        yield EventByKey(run, event.key)
+        known_run = _look(known, RunById(run))
+        if isinstance(known_run, Run) and known_run.remembered is not None:
+            yield RecordAt(SIGNAL_KEY.name, record_key(run, event.key))
 
 
 def _record(command: r.RecordRun, known: Snapshot | None) -> Questions:
@@ -236,10 +270,15 @@ def _record(command: r.RecordRun, known: Snapshot | None) -> Questions:
 
 
 def _continue(run: Run, known: Snapshot | None) -> Questions:
+    """What is read where a run begins its next generation."""
+    yield RegisteredWorkers()
+    yield from _read_signals(run, known)
+
+
+def _read_signals(run: Run, known: Snapshot | None) -> Questions:
     """The inbox of a run, and the records of the keys of signals that it has read."""
     events = RunEvents(run.id, 0)
     yield events
-    yield RegisteredWorkers()
     first, last, _ = (1, 0, 0) if run.remembered is None else run.remembered.parts
     yield RecordAt(SIGNAL_KEY_PAGE.name, page_key(run.id, last + 1))
     for event in _look(known, events) or ():  # type: ignore[attr-defined]
@@ -359,11 +398,8 @@ def _one_run(command: ONE_RUN, known: Snapshot | None) -> Questions:
     """The questions about one run that is read, gets an event, is revived, blocked or ended."""
     yield RunById(command.run)
     yield RegisteredWorkers()
-    if isinstance(command, r.PostEvent) and command.event.key:
-        yield EventByKey(command.run, command.event.key)
-        known_run = _look(known, RunById(command.run))
-        if isinstance(known_run, Run) and known_run.remembered is not None:
-            yield RecordAt(SIGNAL_KEY.name, record_key(command.run, command.event.key))
+    if isinstance(command, r.PostEvent):
+        yield from _posted_to(command.run, command.event, known)
     if isinstance(command, r.ReadRun | r.WatchRun):
         yield Entries(command.run, whole=isinstance(command, r.ReadRun) and command.history)
         if isinstance(command, r.ReadRun) and command.history:

@@ -97,7 +97,7 @@ class BatchRepository(BatchView):
     def save(self, run: Run) -> None:
         """Write a run, new or changed."""
         before = self.run(run.id)
-        if run.key and (before is None or before.key != run.key):
+        if run.key and (before is None or (before.workflow, before.key) != (run.workflow, run.key)):
             self._new.keys[run.workflow, run.key] = run.id
         if run.worker in self._snapshot.forgotten and (before is None or before.worker != run.worker):
             raise RowLocked(LockByKey(worker_key(run.worker)))

@@ -81,7 +81,7 @@ class LimitHistoryGenerator(RunHistoryGenerator):
     def _more(self) -> list[tuple[int, Callable[[], c.Command]]]:
         worker = self.random.choice(self.workers)
         return [
-            (30, lambda: r.StartRun(new=self._new(), worker=self.random.choice(["", worker]))),
+            (30, lambda: r.StartRun(new=self._first(), worker=self.random.choice(["", worker]))),
             (3, lambda: self._publish(self.random.choice(["order", "order", "mail"]))),
             (2, lambda: r.ReadLimits(workflow=self.random.choice(["order", "mail"]))),
         ]

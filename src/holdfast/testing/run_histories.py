@@ -17,7 +17,7 @@ from ..rules.runs import record as rule
 from ..rules.runs.lock_queue import reader_of
 from ..rules.runs.locks import notify_offered
 from ..rules.runs.outcomes import Blocked, Claimed, Posted, PurgeStep, Recorded, RunRefused, Started
-from ..rules.runs.record import Continue, Ending, Finish, NewRun, Park, Past, Run, RunEvent, Scalar
+from ..rules.runs.record import Continue, Ending, Finish, NewRun, OnExisting, Park, Past, Run, RunEvent, Scalar
 from ..rules.runs.repository import RunFilter
 from ..rules.slot import EMPTY_SLOT, Address, Conflict, Slot, SlotSeen, Swap
 from ..stores.common import decided_alone
@@ -74,6 +74,7 @@ class RunHistoryGenerator:
         self.workers = [f"{channel}.{n}" for channel in "abc" for n in (1, 2)]
         self.ids = [f"run-{n}" for n in range(8)]
         self.known: dict[str, Run] = {}
+        self.replaced: dict[str, None] = {}
         self.leases: dict[str, int] = {}
         self.sent: list[c.Command] = []
         self.seen: dict[Address, Conflict | SlotSeen] = {}
@@ -107,7 +108,7 @@ class RunHistoryGenerator:
             elif isinstance(outcome, Conflict) and isinstance(command, r.RecordRun) and command.swap is not None:
                 self.seen[command.swap.address] = outcome
             elif isinstance(outcome, Started | Posted | Blocked):
-                self.known[outcome.run.id] = outcome.run
+                self._note(outcome.run)
             elif isinstance(outcome, Claimed):
                 self.known.update({claim.run.id: claim.run for claim in outcome.claims})
             elif isinstance(outcome, RunRefused) and outcome.run is not None:
@@ -127,6 +128,11 @@ class RunHistoryGenerator:
                         length=command.at + len(command.entries),
                         posted=seen,
                     )
+
+    def _note(self, run: Run) -> None:
+        """Store a run, and the id under which the run is kept that it has replaced."""
+        self.known[run.id] = run
+        self.replaced |= {run.replaces: None} if run.replaces else {}
 
     def time_passes(self) -> float:
         """Time until the next batch, in seconds of the history; sometimes the clock is set back a little."""
@@ -161,6 +167,23 @@ class RunHistoryGenerator:
             root=pick.choice(["", "run-0"]),
             attributes=self._attributes(),
         )
+
+    def _first(self) -> NewRun:
+        """A run without a parent in the command, with any answer to a run that is there."""
+        how: OnExisting = self.random.choice(["error", "error", "error", "use", "replace_ended", "replace_ended"])
+        return replace(self._new(), on_existing=how)
+
+    def _start_or_signal(self) -> c.Command:
+        pick = self.random
+        event = RunEvent(kind="signal", name="said", payload="[1]", key=pick.choice(["", "k1", "k2", self._request()]))
+        worker = pick.choice(["", "", pick.choice(self.workers)])
+        return r.StartOrSignal(new=self._new(), event=event, worker=worker)
+
+    def _any_id(self) -> str:
+        """The id of a run; seldom of one that was replaced."""
+        if self.replaced and self.random.random() < 0.1:
+            return self.random.choice(list(self.replaced))
+        return self.random.choice(self.ids)
 
     def _attributes(self) -> dict[str, Scalar]:
         return self.random.choice([{}, {}, {"customer": "acme", "n": 1}, {"n": True}, {"customer": "", "big": 2**53}])
@@ -271,11 +294,11 @@ class RunHistoryGenerator:
             payload=pick.choice(["null", '{"a":[1,2.50]}', '"\\u0000 é 😀"']),
             key=pick.choice(["", "", "k1", "k2"]),
         )
-        return r.PostEvent(run=pick.choice([*self.ids, "nobody"]), event=event)
+        return r.PostEvent(run=pick.choice([self._any_id(), self._any_id(), "nobody"]), event=event)
 
     def _revive(self) -> c.Command:
         pick = self.random
-        run = self.known.get(pick.choice(self.ids)) or Run(id="nobody", type="order", created_at=0)
+        run = self.known.get(self._any_id()) or Run(id="nobody", type="order", created_at=0)
         return r.ReviveRun(
             run=run.id,
             fence=run.fence,
@@ -375,9 +398,10 @@ class RunHistoryGenerator:
             return pick.choice(self.sent)  # a reply was lost
         worker = pick.choice(self.workers)
         key = rule.worker_key(worker)
-        run = pick.choice(self.ids)
+        run = self._any_id()
         makers: list[tuple[int, Callable[[], c.Command]]] = [
-            (12, lambda: r.StartRun(new=self._new(), worker=pick.choice(["", "", worker]))),
+            (14, lambda: r.StartRun(new=self._first(), worker=pick.choice(["", "", worker]))),
+            (4, self._start_or_signal),
             (14, self._claim),
             (30, self._record),
             (10, self._post),

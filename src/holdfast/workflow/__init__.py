@@ -8,7 +8,7 @@ from .history import RunHistory
 from .history_check import ReplayReport
 from .limits import Admission, Concurrency, Rate
 from .purging import PurgeReport
-from .queries import BlockInfo, RunInfo, RunsPage
+from .queries import BlockInfo, LimitCancelInfo, RunInfo, RunsPage
 from .replay_locks import RunLease
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "Context",
     "ContinueAsNew",
     "Engine",
+    "LimitCancelInfo",
     "PurgeReport",
     "Rate",
     "ReplayReport",

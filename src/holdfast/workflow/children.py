@@ -133,7 +133,8 @@ class Children:
             self._settled()
 
         if not self._left:
-            self._host.reclaim(code.run.id, new, EarlierAttempts(code.earlier, restarted=code.restarted), answered)
+            before = EarlierAttempts(code.earlier, restarted=code.restarted, first=code.run.first)
+            self._host.reclaim(code.run.id, new, before, answered)
 
 
 def reclaim(queries: RunQueries, parent: str, new: NewRun, before: EarlierAttempts) -> Flow[Reclaimed]:
@@ -146,8 +147,8 @@ def reclaim(queries: RunQueries, parent: str, new: NewRun, before: EarlierAttemp
     if outcome.claim is None:
         return "absent"
     child = outcome.claim.run
-    if child.parent != parent:
-        if child.root == new.root and same_but_for_attempts(child.parent, parent):
+    if child.parent != parent or child.parent_first != before.first:
+        if child.parent != parent and child.root == new.root and same_but_for_attempts(child.parent, parent):
             raise _of_another_attempt(parent, child)
         return "absent"  # another run has this id: the start will be refused
     if (child.workflow, outcome.claim.entries[0]) != (workflow_of(new.type), new.input):

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, overload
 import msgspec
 
 from ..rules.runs.outcomes import Started
-from ..rules.runs.record import NewRun, Scalar
+from ..rules.runs.record import NewRun, OnExisting, Scalar
 from ..runtime.base import BaseClient
 from ..runtime.flows import Flow
 from ..runtime.runners import run, run_async
@@ -152,6 +152,21 @@ class _BaseRuns:
         started = yield from self._queries.start(new, workflow=workflow, require_definition=require_definition)
         return started.run.id
 
+    def _start_or_signal(
+        self,
+        workflow: Workflow[Any, Any] | str,
+        input: Any,
+        *,
+        id: str,
+        name: str,
+        payload: Any,
+        idempotency_key: str | None,
+    ) -> Flow[str]:
+        new = self._queries.new_run(workflow, input, id=id, idempotency_key=None)
+        event = self._queries.signal_event(name, payload, idempotency_key)
+        outcome = yield from self._queries.start_or_signal(new, event, workflow=workflow)
+        return outcome.run.id
+
 
 class Runs(_BaseRuns):
     """`client.runs` of a synchronous client.
@@ -170,6 +185,7 @@ class Runs(_BaseRuns):
         input: I,
         *,
         id: str | None = None,
+        on_existing: OnExisting = "error",
         idempotency_key: str | None = None,
         attributes: Mapping[str, Scalar] | None = None,
         priority: int = 0,
@@ -181,6 +197,7 @@ class Runs(_BaseRuns):
         workflow: Workflow[None, Any],
         *,
         id: str | None = None,
+        on_existing: OnExisting = "error",
         idempotency_key: str | None = None,
         attributes: Mapping[str, Scalar] | None = None,
         priority: int = 0,
@@ -193,6 +210,7 @@ class Runs(_BaseRuns):
         input: Any = None,
         *,
         id: str | None = None,
+        on_existing: OnExisting = "error",
         idempotency_key: str | None = None,
         attributes: Mapping[str, Scalar] | None = None,
         priority: int = 0,
@@ -205,6 +223,7 @@ class Runs(_BaseRuns):
         input: Any = None,
         *,
         id: str | None = None,
+        on_existing: OnExisting = "error",
         idempotency_key: str | None = None,
         attributes: Mapping[str, Scalar] | None = None,
         priority: int = 0,
@@ -213,11 +232,14 @@ class Runs(_BaseRuns):
     ) -> str:
         """Start a run, which an engine will drive, and return its id.
 
+        The id must be new, unless `on_existing` is "use", which returns the run that has it, or "replace_ended", which
+        starts the run in the place of one that has ended and is kept as `<id>~<n>`.
+
         With `connection`, inside the transaction that is open on it: rolled back, the run never existed. With
         `require_definition`, a start by name is refused while no engine has published the workflow and its limits.
         """
         options: dict[str, Any] = {"id": id, "idempotency_key": idempotency_key, "attributes": attributes}
-        options["priority"] = priority
+        options |= {"priority": priority, "on_existing": on_existing}
         if connection is not None:
             new = self._queries.new_run(workflow, input, **options)
             started = self._queries.start_within(
@@ -226,6 +248,58 @@ class Runs(_BaseRuns):
             run(self._queries.look_for_workers_of(started.run), self._client.runtime.batchers)
             return started.run.id
         flow = self._start(workflow, input, **options, require_definition=require_definition)
+        return run(flow, self._client.runtime.batchers)
+
+    @overload
+    def start_or_signal(
+        self,
+        workflow: Workflow[I, Any],
+        input: I,
+        *,
+        id: str,
+        name: str,
+        payload: Any = None,
+        idempotency_key: str | None = None,
+    ) -> str: ...
+    @overload
+    def start_or_signal(
+        self,
+        workflow: Workflow[None, Any],
+        *,
+        id: str,
+        name: str,
+        payload: Any = None,
+        idempotency_key: str | None = None,
+    ) -> str: ...
+    @overload
+    def start_or_signal(
+        self,
+        workflow: str,
+        input: Any = None,
+        *,
+        id: str,
+        name: str,
+        payload: Any = None,
+        idempotency_key: str | None = None,
+    ) -> str: ...
+    def start_or_signal(
+        self,
+        workflow: Workflow[Any, Any] | str,
+        input: Any = None,
+        *,
+        id: str,
+        name: str,
+        payload: Any = None,
+        idempotency_key: str | None = None,
+    ) -> str:
+        """Send a signal to the run with this id; where none is living, start one that has it as its first event.
+
+        Both are one step. An ended run is replaced, unless it has received a signal with this idempotency key: then
+        nothing is started or sent. Returns the id. If a limit does not let the run begin, the signal is not sent.
+        """
+        flow = self._start_or_signal(
+            workflow, input, id=id, name=name, payload=payload, idempotency_key=idempotency_key
+        )
         return run(flow, self._client.runtime.batchers)
 
     def get(self, run_id: str) -> RunInfo:
@@ -343,6 +417,7 @@ class AsyncRuns(_BaseRuns, AsyncRunQueries):
         input: I,
         *,
         id: str | None = None,
+        on_existing: OnExisting = "error",
         idempotency_key: str | None = None,
         attributes: Mapping[str, Scalar] | None = None,
         priority: int = 0,
@@ -354,6 +429,7 @@ class AsyncRuns(_BaseRuns, AsyncRunQueries):
         workflow: Workflow[None, Any],
         *,
         id: str | None = None,
+        on_existing: OnExisting = "error",
         idempotency_key: str | None = None,
         attributes: Mapping[str, Scalar] | None = None,
         priority: int = 0,
@@ -366,6 +442,7 @@ class AsyncRuns(_BaseRuns, AsyncRunQueries):
         input: Any = None,
         *,
         id: str | None = None,
+        on_existing: OnExisting = "error",
         idempotency_key: str | None = None,
         attributes: Mapping[str, Scalar] | None = None,
         priority: int = 0,
@@ -378,6 +455,7 @@ class AsyncRuns(_BaseRuns, AsyncRunQueries):
         input: Any = None,
         *,
         id: str | None = None,
+        on_existing: OnExisting = "error",
         idempotency_key: str | None = None,
         attributes: Mapping[str, Scalar] | None = None,
         priority: int = 0,
@@ -386,17 +464,72 @@ class AsyncRuns(_BaseRuns, AsyncRunQueries):
     ) -> str:
         """Start a run, which an engine will drive, and return its id.
 
+        The id must be new, unless `on_existing` is "use", which returns the run that has it, or "replace_ended", which
+        starts the run in the place of one that has ended and is kept as `<id>~<n>`.
+
         With `connection`, the run is started in the transaction that is open on this synchronous connection, which is
         used in another thread meanwhile (a sqlite3 connection needs `check_same_thread=False`). With
         `require_definition`, a start by name is refused while no engine has published the workflow and its limits.
         """
         options: dict[str, Any] = {"id": id, "idempotency_key": idempotency_key, "attributes": attributes}
-        options["priority"] = priority
+        options |= {"priority": priority, "on_existing": on_existing}
         if connection is not None:
             new = self._queries.new_run(workflow, input, **options)
             started = await self._start_within(connection, new, workflow, require_definition=require_definition)
             return started.run.id
         return await self._run(self._start(workflow, input, **options, require_definition=require_definition))
+
+    @overload
+    async def start_or_signal(
+        self,
+        workflow: Workflow[I, Any],
+        input: I,
+        *,
+        id: str,
+        name: str,
+        payload: Any = None,
+        idempotency_key: str | None = None,
+    ) -> str: ...
+    @overload
+    async def start_or_signal(
+        self,
+        workflow: Workflow[None, Any],
+        *,
+        id: str,
+        name: str,
+        payload: Any = None,
+        idempotency_key: str | None = None,
+    ) -> str: ...
+    @overload
+    async def start_or_signal(
+        self,
+        workflow: str,
+        input: Any = None,
+        *,
+        id: str,
+        name: str,
+        payload: Any = None,
+        idempotency_key: str | None = None,
+    ) -> str: ...
+    async def start_or_signal(
+        self,
+        workflow: Workflow[Any, Any] | str,
+        input: Any = None,
+        *,
+        id: str,
+        name: str,
+        payload: Any = None,
+        idempotency_key: str | None = None,
+    ) -> str:
+        """Send a signal to the run with this id; where none is living, start one that has it as its first event.
+
+        Both are one step. An ended run is replaced, unless it has received a signal with this idempotency key: then
+        nothing is started or sent. Returns the id. If a limit does not let the run begin, the signal is not sent.
+        """
+        flow = self._start_or_signal(
+            workflow, input, id=id, name=name, payload=payload, idempotency_key=idempotency_key
+        )
+        return await self._run(flow)
 
     @overload
     def result(

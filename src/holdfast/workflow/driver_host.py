@@ -25,10 +25,14 @@ Reclaimed = Literal["absent", "ready"]
 
 
 class EarlierAttempts(NamedTuple):
-    """What happened before an attempt: events up to this number, and whether a restart has removed a history."""
+    """What happened before an attempt: events up to this number, and whether a restart has removed a history.
+
+    `first` is the generation with which the run began: children of a run that it has replaced are not its own.
+    """
 
     events: int
     restarted: bool
+    first: int
 
 
 class DriverHost(Protocol):

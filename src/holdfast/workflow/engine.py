@@ -19,12 +19,12 @@ from typing import Any, Generic, Self, TypeVar, overload
 from msgspec.structs import replace
 
 from ..commands.runs import CountRuns
-from ..errors import ClientClosed, InvalidOption, RunExists, StoreUnusable, WorkflowNotRegistered
+from ..errors import ClientClosed, InvalidOption, StoreUnusable, WorkflowNotRegistered
 from ..events import Events
 from ..observe import LoggingSink
 from ..platform import elapsed
-from ..rules.runs.outcomes import Claim, RunCounts, Started
-from ..rules.runs.record import Scalar, Status
+from ..rules.runs.outcomes import Claim, Posted, RunCounts, Started
+from ..rules.runs.record import OnExisting, RunEvent, Scalar, Status
 from ..runtime.base import BaseClient
 from ..runtime.flows import Flow, send
 from ..runtime.misuse import AsyncOnly, require_asyncio
@@ -35,8 +35,8 @@ from ..validation import MICROSECONDS, Duration, checked_count, checked_key, che
 from .client_runs import AsyncRunQueries
 from .definition import Workflow, checked_retention
 from .driver import Driver
-from .limits import Admission, admission_of, not_begun
-from .queries import RunInfo, RunQueries, checked_timeout, result_of
+from .limits import Admission, admission_of
+from .queries import Incarnation, RunInfo, RunQueries, checked_timeout, result_of
 from .retention import Retention, limits_of
 from .worker import Worker
 
@@ -49,11 +49,23 @@ SWEEP = 100
 
 
 class RunHandle(Generic[O]):
-    """A run, by its id. Any process may drive it."""
+    """A run, by its id. Any process may drive it.
+
+    `result` is about one run: the one that was started, or that this handle has seen first. If another run replaces it,
+    `result` is still that of the replaced run. All other methods are about the run that has the id now.
+    """
 
     def __init__(
-        self, queries: RunQueries, worker: Worker, id: str, output: Any, admission: Admission | None = None
+        self,
+        queries: RunQueries,
+        worker: Worker,
+        id: str,
+        output: Any,
+        *,
+        admission: Admission | None = None,
+        first: int | None = None,
     ) -> None:
+        self._awaited = Incarnation(first)
         self._queries, self._worker, self.id, self._output = queries, worker, id, output
         self.admission = admission
         """What the limits of its workflow decided, where this handle is the result of a start."""
@@ -61,11 +73,13 @@ class RunHandle(Generic[O]):
     async def result(self, timeout: Duration | None = None) -> O:  # noqa: ASYNC109  (the usual name)
         """Wait for what the run returns. Raises `WorkflowFailed`, or `RunResultTimeout` after `timeout`."""
         limit, since = checked_timeout(timeout), elapsed()
-        ended = await self._worker.end_of(self.id, limit)  # the store need not be asked about a run that ends here
+        # The store need not be asked about a run that ends here.
+        ended = await self._worker.end_of(self.id, limit, self._awaited)
         if ended is not None:
             result: O = result_of(ended, self._output)
             return result
-        return await self._run(self._queries.result(self.id, self._output, limit, since=since))
+        flow = self._queries.result(self.id, self._output, limit, since=since, awaited=self._awaited)
+        return await self._run(flow)
 
     async def status(self) -> Status:
         """The status of the run now."""
@@ -266,6 +280,7 @@ class Engine(AsyncRunQueries, AsyncOnly):
         input: I,
         *,
         id: str | None = None,
+        on_existing: OnExisting = "error",
         idempotency_key: str | None = None,
         attributes: Mapping[str, Scalar] | None = None,
         priority: int = 0,
@@ -277,6 +292,7 @@ class Engine(AsyncRunQueries, AsyncOnly):
         workflow: Workflow[None, O],
         *,
         id: str | None = None,
+        on_existing: OnExisting = "error",
         idempotency_key: str | None = None,
         attributes: Mapping[str, Scalar] | None = None,
         priority: int = 0,
@@ -289,6 +305,7 @@ class Engine(AsyncRunQueries, AsyncOnly):
         input: Any = None,
         *,
         id: str | None = None,
+        on_existing: OnExisting = "error",
         idempotency_key: str | None = None,
         attributes: Mapping[str, Scalar] | None = None,
         priority: int = 0,
@@ -301,13 +318,18 @@ class Engine(AsyncRunQueries, AsyncOnly):
         input: Any = None,
         *,
         id: str | None = None,
+        on_existing: OnExisting = "error",
         idempotency_key: str | None = None,
         attributes: Mapping[str, Scalar] | None = None,
         priority: int = 0,
         connection: Any = None,
         require_definition: bool = False,
     ) -> RunHandle[Any]:
-        """Start a run. Its id must be new; with an idempotency key, the run that was started with it is returned.
+        """Start a run. With an idempotency key, the run that was started with it is returned, if there is one.
+
+        The id must be new, unless `on_existing` is "use", which returns the run that has the id, whether it has ended
+        or not; or "replace_ended", which starts the run in the place of one that has ended. That one is kept as
+        `<id>~<n>`, where n is its generation, and whoever waits for its result gets it.
 
         With `connection`, the run is started in the transaction that is open on this synchronous connection, which is
         used in another thread meanwhile (a sqlite3 connection needs `check_same_thread=False`).
@@ -315,10 +337,15 @@ class Engine(AsyncRunQueries, AsyncOnly):
         queries, worker = self._open()
         known = self._named(workflow)
         new = queries.new_run(
-            known, input, id=id, idempotency_key=idempotency_key, attributes=attributes, priority=priority
+            known,
+            input,
+            id=id,
+            idempotency_key=idempotency_key,
+            attributes=attributes,
+            priority=priority,
+            on_existing=on_existing,
         )
         new = replace(new, code=self._version) if self._version else new
-        output = known.output_type if isinstance(known, Workflow) else Any
         if connection is not None:
             started = await self._start_within(connection, new, known, require_definition=require_definition)
         elif new.type not in self._workflows or worker.room < 1:
@@ -330,16 +357,29 @@ class Engine(AsyncRunQueries, AsyncOnly):
                 await self._drive(started, new.input)
             finally:
                 worker.unexpect(new.id)
-        return RunHandle(queries, worker, started.run.id, output, admission=admission_of(started.verdict))
+        return self._handle_of(started, known)
 
-    async def _drive(self, started: Started, input: str) -> None:
+    def _handle_of(self, outcome: Started | Posted, workflow: Workflow[Any, Any] | str) -> RunHandle[Any]:
+        """The handle of a run that was started, or that was there."""
+        output = workflow.output_type if isinstance(workflow, Workflow) else Any
+        admission = admission_of(outcome.verdict) if isinstance(outcome, Started) else None
+        return RunHandle(*self._open(), outcome.run.id, output, admission=admission, first=outcome.run.first)
+
+    async def _drive(self, started: Started, input: str, *events: RunEvent) -> None:
+        """Drive a run that was started for this worker, with the events that it was started with."""
         worker, run = self._open()[1], started.run
-        if not started.fresh or not run.worker or run.worker != worker.id or run.id in worker.drivers:
+        if not started.fresh or not run.worker or run.worker != worker.id:
             return
-        if run.posted or run.length > 1:  # the start was sent again, and something happened in between
+        ending = worker.drivers.get(run.id)
+        if ending is not None and ending.run.fence != run.fence:  # it has driven the run that this one replaces
+            await ending.finished.wait()
+        if run.id in worker.drivers:
+            return
+        if run.posted > len(events) or run.length > 1:  # the start was sent again, and something happened in between
             await worker.claim(limit=1, runs=(run.id,))
         else:
-            worker.drive(Claim(run=run, entries=(input,), events=()))
+            numbered = tuple(replace(event, number=n, at=run.created_at) for n, event in enumerate(events, 1))
+            worker.drive(Claim(run=run, entries=(input,), events=numbered))
 
     @overload
     def handle(self, run_id: str, workflow: Workflow[Any, O]) -> RunHandle[O]: ...
@@ -391,19 +431,27 @@ class Engine(AsyncRunQueries, AsyncOnly):
         payload: Any = None,
         idempotency_key: str | None = None,
     ) -> RunHandle[Any]:
-        """Send a signal to the run with this id; if there is none, start it first.
+        """Send a signal to the run with this id; where none is living, start one that has it as its first event.
 
-        If a limit does not let a run with this id begin, no signal is sent, to this run or to any other.
+        Both are one step, so no signal is lost to a run that ends meanwhile. A run that has ended is replaced as by
+        `start(on_existing="replace_ended")`, unless it has received a signal with this idempotency key: then nothing is
+        started or sent. If a limit does not let the run begin, no signal is sent, to this run or to any other.
         """
+        queries, worker = self._open()
+        known = self._named(workflow)
+        new = queries.new_run(known, input, id=id, idempotency_key=None)
+        new = replace(new, code=self._version) if self._version else new
+        event = queries.signal_event(name, payload, idempotency_key)
+        if new.type not in self._workflows or worker.room < 1:
+            return self._handle_of(await self._run(queries.start_or_signal(new, event, workflow=known)), known)
+        worker.expect(new.id)
         try:
-            handle: RunHandle[Any] = await self.start(workflow, input, id=id)
-            if handle.admission is not None and handle.admission.outcome in ("skipped", "cancelled"):
-                raise not_begun(id, workflow if isinstance(workflow, str) else workflow.name, handle.admission)
-        except RunExists:
-            known = self._named(workflow)
-            handle = RunHandle(*self._open(), id, known.output_type if isinstance(known, Workflow) else Any)
-        await handle.signal(name, payload, idempotency_key=idempotency_key)
-        return handle
+            outcome = await self._run(queries.start_or_signal(new, event, worker.id, workflow=known))
+            if isinstance(outcome, Started):
+                await self._drive(outcome, new.input, event)
+        finally:
+            worker.unexpect(new.id)
+        return self._handle_of(outcome, known)
 
     # -- driving ----------------------------------------------------------------------------------------
 

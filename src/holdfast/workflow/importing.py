@@ -40,7 +40,7 @@ def import_history(queries: RunQueries, history: RunHistory, *, id: str | None, 
         past = past_of(claim, new_id, len(entries) - 1, unread=True)
         entries, events = (entries[0], *past.entries), past.events
         found = replace(found, id=new_id, key="", parent="", root=new_id, length=len(entries))
-    found = _ended(found, seen.now)
+    found = replace(_ended(found, seen.now), replaces="", replaced_by="")  # those runs are not here
     outcome, _ = yield from send(ImportRun(imported=found, entries=entries, events=events))
     if isinstance(outcome, RunTaken) and outcome.run != found:  # the same run: this command was sent again
         raise _exists(new_id, outcome.run)

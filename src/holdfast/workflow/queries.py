@@ -26,10 +26,22 @@ from ..errors import (
 )
 from ..platform import elapsed
 from ..rules.runs.outcomes import Claim, Limited, Posted, RunPage, RunRefused, RunSeen
-from ..rules.runs.record import ANY_VERSION, LIVING, SHOWN, Block, Run, RunEvent, Scalar, Status, ended_key
+from ..rules.runs.record import (
+    ANY_VERSION,
+    LIVING,
+    SHOWN,
+    Block,
+    LimitCancel,
+    Run,
+    RunEvent,
+    Scalar,
+    Status,
+    ended_key,
+    is_child_of,
+)
 from ..rules.runs.repository import RunFilter
 from ..rules.runs.tree import TREE_MEMBER, TreeMember, tree_prefix
-from ..runtime.codec import decode_value, encode_message
+from ..runtime.codec import decode_value
 from ..runtime.flows import Flow, Wait, send
 from ..validation import Duration, checked_count, checked_key, seconds
 from . import journal as j
@@ -60,11 +72,33 @@ class BlockInfo(msgspec.Struct, frozen=True, kw_only=True):
     code: str | None = None
 
 
+class LimitCancelInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A run was cancelled because a limit was full when the run `run` started; None: when it started itself."""
+
+    limit: str
+    run: str | None = None
+
+    def __str__(self) -> str:
+        started = "it" if self.run is None else f"the run {self.run!r}"
+        return f"the limit {self.limit!r} was full when {started} started"
+
+
+class Incarnation:
+    """Which of the runs that an id has had one after another a caller waits for: the first one that it has seen."""
+
+    def __init__(self, first: int | None = None) -> None:
+        self.first = first
+        """The generation with which that run began; None: no run was seen yet."""
+
+
 class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A run as it was when it was read. `holder` is the worker that drives it; it holds or waits for `locks`.
 
     `code` is the version of the engine that drove it last; `blocked` says why no code that was tried can continue it.
-    `generation` counts the histories that it has had: `started_at` and `entries` are about the current one.
+    `generation` counts the histories that its id has had: `started_at` and `entries` are about the current one;
+    `continued_at` is when the run itself began a new one. `replaces` is the id under which the ended run is kept that
+    this one has replaced; `replaced_by` is the id of the run that has replaced this one. `cancelled_by` is the limit
+    that has cancelled it.
     """
 
     id: str
@@ -86,6 +120,10 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     code: str | None = None
     blocked: BlockInfo | None = None
     generation: int = 1
+    continued_at: datetime | None = None
+    replaces: str | None = None
+    replaced_by: str | None = None
+    cancelled_by: LimitCancelInfo | None = None
 
     @property
     def living(self) -> bool:
@@ -135,7 +173,7 @@ class RunQueries(RunStarter):
                 raise _unknown(run_id)
             raise RunEnded(
                 f"the run {run_id!r} has ended ({outcome.run.status}), so it cannot receive anything. Nothing was "
-                "changed.",
+                f"changed.{_successor(outcome.run)}",
                 run_id=run_id,
                 status=outcome.run.status,
             )
@@ -144,10 +182,7 @@ class RunQueries(RunStarter):
 
     def signal(self, run_id: str, name: str, payload: Any, idempotency_key: str | None) -> Flow[None]:
         """Send a signal. With the same idempotency key it counts once."""
-        key = secrets.token_hex(8) if idempotency_key is None else checked_key(idempotency_key, what="idempotency key")
-        name = checked_key(name, what="signal name")
-        text = encode_message(payload, what=f"the signal {name!r}", max_bytes=self.max_bytes)
-        yield from self.post(run_id, RunEvent(kind="signal", name=name, payload=text, key=f"signal/{key}"))
+        yield from self.post(run_id, self.signal_event(name, payload, idempotency_key))
 
     def cancel(self, run_id: str) -> Flow[None]:
         """Request the cancellation of a run; a second request has no effect."""
@@ -157,8 +192,21 @@ class RunQueries(RunStarter):
             if error.status != "cancelled":
                 raise
 
-    def result(self, run_id: str, output: Any, timeout: float | None, *, since: float | None = None) -> Flow[Any]:
-        """Wait for a run's end, and return its result or raise its error. `timeout` counts from `since`."""
+    def result(
+        self,
+        run_id: str,
+        output: Any,
+        timeout: float | None,
+        *,
+        since: float | None = None,
+        awaited: Incarnation | None = None,
+    ) -> Flow[Any]:
+        """Wait for a run's end, and return its result or raise its error. `timeout` counts from `since`.
+
+        If the run is replaced meanwhile, this is still about the run that was there at first, under its new id.
+        """
+        awaited = awaited or Incarnation()
+        name = run_id
         runtime = self.client.runtime
         checked_key(run_id, what="run id")
         attempt = runtime.new_attempt()
@@ -169,11 +217,18 @@ class RunQueries(RunStarter):
         try:
             while True:
                 flag.clear()
-                outcome, _ = yield from send(WatchRun(run=run_id, id=attempt))
+                outcome, _ = yield from send(WatchRun(run=name, id=attempt))
                 assert isinstance(outcome, RunSeen)  # noqa: S101
                 if outcome.claim is None:
-                    raise _unknown(run_id)
+                    raise _unknown(name)
                 run = outcome.claim.run
+                if awaited.first is None:
+                    awaited.first = run.first
+                if run.first > awaited.first:  # the id has another run now, which knows where the ended one is kept
+                    if not run.replaces:  # that was purged
+                        raise _unknown(run_id)
+                    name = run.replaces
+                    continue
                 if not run.living:
                     return result_of(run, output)
                 left = pause if deadline is None else min(pause, deadline - elapsed())
@@ -212,6 +267,12 @@ class RunQueries(RunStarter):
             return info(run, holder=seen.holder)
         if not restart and run.block is not None:
             return (yield from self._unblock(run))
+        if run.replaced_by:
+            raise InvalidOption(
+                f"the run {run_id!r} was replaced: the id {run.replaced_by!r}, under which it ran, belongs to another "
+                "run now, so it can neither be retried nor restarted. Nothing was changed. Start a new run with its "
+                "input."
+            )
         if not restart and run.status not in RETRIABLE:
             raise InvalidOption(
                 f"the run {run_id!r} is {run.status}, and only a run that failed, was cancelled or timed out can be "
@@ -222,7 +283,7 @@ class RunQueries(RunStarter):
         # Its timeout begins again; the journal contains when its own time began.
         fresh = restart or run.status == "timed_out" or any(isinstance(entry, j.Begun | j.Forked) for entry in kept)
         for child in {*children, *_left_behind(claim)}:
-            yield from self._check_child(run_id, child)
+            yield from self._check_child(run, child, revived=child in children)
         # A run that was restarted, and ended before its first record, must still look for children of its old history.
         restarted = restart or (keep == j.beginning(claim.entries) and run.last.startswith(RESTART))
         request = f"{RESTART if restarted else ''}{secrets.token_hex(8)}"
@@ -242,7 +303,7 @@ class RunQueries(RunStarter):
             )
         assert isinstance(outcome, Posted)  # noqa: S101
         for child in children:
-            yield from self._revive_child(run_id, child)
+            yield from self._revive_child(run, child)
         return info(outcome.run)
 
     def _unblock(self, run: Run) -> Flow[RunInfo]:
@@ -260,7 +321,9 @@ class RunQueries(RunStarter):
         run = claim.run
         if not run.living:
             raise RunEnded(
-                f"the run {run_id!r} has ended ({run.status}). Nothing was changed.", run_id=run_id, status=run.status
+                f"the run {run_id!r} has ended ({run.status}). Nothing was changed.{_successor(run)}",
+                run_id=run_id,
+                status=run.status,
             )
         children = yield from self._living_children(run)
         entry = j.encode_entry(j.Left(at=seen.now, children=children)) if children else ""
@@ -292,40 +355,50 @@ class RunQueries(RunStarter):
             for member in members:
                 if member.parent == run.id:
                     outcome, _ = yield from send(ReadRun(run=member.id))
-                    if isinstance(outcome, RunSeen) and outcome.claim is not None and outcome.claim.run.living:
+                    child = outcome.claim.run if isinstance(outcome, RunSeen) and outcome.claim is not None else None
+                    if child is not None and child.living and is_child_of(child, run):
                         found.append(member.id)
             if page.next is None:
                 return tuple(found)
             after = page.next
 
-    def _check_child(self, run_id: str, child: str) -> Flow[None]:
-        """Raise if a child was cancelled with its parent and has not ended yet: the parent would fail because of it."""
+    def _check_child(self, parent: Run, child: str, *, revived: bool) -> Flow[None]:
+        """Raise if a child was cancelled with its parent and has not ended yet: the parent would fail because of it.
+
+        Raise too if it is to be revived and was replaced: its parent would never receive an end of it.
+        """
         try:
             claim, seen = yield from self.see(child)
         except UnknownRun:
             return
-        if claim.run.living and claim.run.cancelling and claim.run.parent == run_id:
+        if revived and claim.run.replaces and not is_child_of(claim.run, parent):
+            raise InvalidOption(
+                f"the run {parent.id!r} cannot be retried: its child {child!r} was replaced by another run with this "
+                f"id, and is kept as {claim.run.replaces!r}. Nothing was changed. restart() runs it again with a new "
+                "history."
+            )
+        if claim.run.living and claim.run.cancelling and is_child_of(claim.run, parent):
             raise RunLocked(
-                f"the child {child!r} of the run {run_id!r} was cancelled and is still cleaning up. Nothing was "
+                f"the child {child!r} of the run {parent.id!r} was cancelled and is still cleaning up. Nothing was "
                 "changed. Try again when it has ended.",
                 holder=seen.holder or None,
             )
 
-    def _revive_child(self, run_id: str, child: str) -> Flow[None]:
+    def _revive_child(self, parent: Run, child: str) -> Flow[None]:
         """Continue a child of a revived run. The parent must be revived before, or it would not receive the end."""
         try:
             claim, _ = yield from self.see(child)
         except UnknownRun:  # it was requested, and never started
             return
         run = claim.run
-        if run.living or run.parent != run_id:
+        if run.living or not is_child_of(run, parent):
             return
         if run.status in RETRIABLE:
             yield from self.revive(child, restart=False)
         else:  # it completed meanwhile, when its parent could not receive its end
             end = {"status": run.status, "result": msgspec.Raw((run.result or "null").encode())}
             payload = msgspec.json.encode(end).decode()
-            yield from self.post(run_id, RunEvent(kind="child", name=child, payload=payload, key=ended_key(run)))
+            yield from self.post(parent.id, RunEvent(kind="child", name=child, payload=payload, key=ended_key(run)))
 
 
 def cut(claim: Claim, *, restart: bool) -> tuple[int, tuple[int, ...], tuple[str, ...]]:
@@ -455,7 +528,20 @@ def info(run: Run, holder: str = "") -> RunInfo:
         code=run.code or None,
         blocked=None if run.block is None else _block_info(run.block),
         generation=run.generation,
+        continued_at=None if run.continued_at is None else _time(run.continued_at),
+        replaces=run.replaces or None,
+        replaced_by=run.replaced_by or None,
+        cancelled_by=None if run.cancelled_by is None else _cancel_info(run.cancelled_by),
     )
+
+
+def _cancel_info(cause: LimitCancel) -> LimitCancelInfo:
+    return LimitCancelInfo(limit=cause.limit, run=cause.run or None)
+
+
+def _successor(run: Run) -> str:
+    """A sentence about the run that has replaced this one, if there is one."""
+    return f" The run {run.replaced_by!r} has replaced it." if run.replaced_by else ""
 
 
 def _block_info(block: Block) -> BlockInfo:
@@ -469,8 +555,10 @@ def result_of(run: Run, output: Any) -> Any:
     if run.status == "completed":
         return decode_value(run.result or "null", output, what=f"the result of the run {run.id!r}")
     failure = j.read_failure(run.result or "")
+    cause = run.cancelled_by if run.status == "cancelled" and run.started_at is not None else None
+    by = "" if cause is None else f" ({_cancel_info(cause)})"
     raise WorkflowFailed(
-        f"the run {run.id!r} of {run.workflow!r} is {run.status}: {failure}",
+        f"the run {run.id!r} of {run.workflow!r} is {run.status}: {failure}{by}",
         run_id=run.id,
         status=run.status,
         kind=failure.type,

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, get_args
 
 import msgspec
 
 from ..commands import Command, Failed
-from ..commands.runs import ForkRun, ListWorkers, PublishLimits, ReadLimits, StartRun
+from ..commands.runs import ForkRun, ListWorkers, PublishLimits, ReadLimits, StartOrSignal, StartRun
 from ..errors import HoldfastError, InvalidOption, InvalidValue, RunExists, WorkflowDefinitionRequired
 from ..platform import elapsed
 from ..rules.lock_outcomes import Outcome
@@ -23,19 +23,31 @@ from ..rules.runs.outcomes import (
     Limited,
     LimitsDiffer,
     LimitsPublished,
+    Obstacle,
+    Posted,
     RunTaken,
     Started,
     WorkerGone,
     WorkerList,
 )
-from ..rules.runs.record import ANY_VERSION, NewRun, Past, Run, Scalar, workflow_of
+from ..rules.runs.record import (
+    ANY_VERSION,
+    NewRun,
+    OnExisting,
+    Past,
+    Run,
+    RunEvent,
+    Scalar,
+    archive_id,
+    workflow_of,
+)
 from ..runtime.base import BaseClient
 from ..runtime.codec import encode_message, encode_value
 from ..runtime.flows import Flow, send
 from ..stores.contract import Connection, SharesTransactions
 from ..validation import checked_key
 from .definition import Workflow
-from .limits import checked_priority, exceeded, places_of
+from .limits import admission_of, checked_priority, exceeded, not_begun, places_of
 
 _GENERATION = re.compile(r"~[0-9]+$")
 LOOK_FOR_WORKERS = 30.0
@@ -70,6 +82,7 @@ class RunStarter:
         idempotency_key: str | None,
         attributes: Mapping[str, Scalar] | None = None,
         priority: int = 0,
+        on_existing: OnExisting = "error",
     ) -> NewRun:
         """Check a start, and encode its input."""
         if isinstance(workflow, Workflow):
@@ -93,7 +106,15 @@ class RunStarter:
             key="" if idempotency_key is None else checked_key(idempotency_key, what="idempotency key"),
             attributes=checked_attributes({} if attributes is None else attributes),
             priority=checked_priority(priority),
+            on_existing=_checked_answer(on_existing, id),
         )
+
+    def signal_event(self, name: str, payload: Any, idempotency_key: str | None) -> RunEvent:
+        """Check a signal, and encode it. Without an idempotency key it gets one of its own, for its re-sends."""
+        key = secrets.token_hex(8) if idempotency_key is None else checked_key(idempotency_key, what="idempotency key")
+        name = checked_key(name, what="signal name")
+        text = encode_message(payload, what=f"the signal {name!r}", max_bytes=self.max_bytes)
+        return RunEvent(kind="signal", name=name, payload=text, key=f"signal/{key}")
 
     def start(
         self,
@@ -108,13 +129,52 @@ class RunStarter:
 
         With a `past` it continues from there, in any worker.
         """
+
+        def command(counted: NewRun, worker: str) -> Command:
+            return StartRun(new=counted, worker=worker) if past is None else ForkRun(new=counted, past=past)
+
+        outcome = yield from self._begin(new, command, worker, workflow, require_definition=require_definition)
+        return (yield from self._begun(new, outcome, workflow))
+
+    def start_or_signal(
+        self, new: NewRun, event: RunEvent, worker: str = "", *, workflow: Workflow[Any, Any] | str = ""
+    ) -> Flow[Started | Posted]:
+        """Send a signal to the run with this id; where none is living, start one with the signal as its first event."""
+
+        def command(counted: NewRun, worker: str) -> Command:
+            return StartOrSignal(new=counted, event=event, worker=worker)
+
+        outcome = yield from self._begin(new, command, worker, workflow)
+        if isinstance(outcome, Posted):
+            return outcome
+        started = _started(new, outcome)
+        if started.verdict.what in ("skip", "cancel_newest"):
+            raise not_begun(new.id, workflow_of(new.type), admission_of(started.verdict))
+        return (yield from self._begun(new, started, workflow))
+
+    def _begun(self, new: NewRun, outcome: Outcome, workflow: Workflow[Any, Any] | str) -> Flow[Started]:
+        """Emit what is notable about a start, or raise why there was none."""
+        started = _started(new, outcome)
+        self._emit_if_unpublished(started, workflow)
+        yield from self.look_for_workers_of(started.run)
+        return started
+
+    def _begin(
+        self,
+        new: NewRun,
+        command: Callable[[NewRun, str], Command],
+        worker: str,
+        workflow: Workflow[Any, Any] | str,
+        *,
+        require_definition: bool = False,
+    ) -> Flow[Outcome]:
+        """Send a start, as the command that is made of it, under the limits that are published at that moment."""
         if isinstance(workflow, str) and workflow_of(new.type) not in self._published:
             outcome, _ = yield from send(ReadLimits(workflow=workflow_of(new.type)))
             self._check_published(new, outcome, require_definition=require_definition)
         for _ in range(TERMS_CHANGE):
             counted = self._counted(new, workflow)
-            command = StartRun(new=counted, worker=worker) if past is None else ForkRun(new=counted, past=past)
-            outcome, _ = yield from send(command)
+            outcome, _ = yield from send(command(counted, worker))
             if isinstance(outcome, WorkerGone):
                 worker = ""
             elif isinstance(outcome, LimitsDiffer):
@@ -123,10 +183,7 @@ class RunStarter:
                     yield from self.publish(ours)
             else:
                 break
-        started = _started(new, outcome)
-        self._emit_if_unpublished(started, workflow)
-        yield from self.look_for_workers_of(started.run)
-        return started
+        return outcome
 
     def _check_published(self, new: NewRun, outcome: Outcome, *, require_definition: bool) -> None:
         """With `require_definition`, raise if no engine has published this workflow: no limit would count the run."""
@@ -258,11 +315,12 @@ def _started(new: NewRun, outcome: Outcome) -> Started:
             status=outcome.run.status,
         )
     if isinstance(outcome, RunTaken):
+        run = outcome.run
         raise RunExists(
-            f"there is a run with the id {new.id!r} already, of {outcome.run.workflow!r} ({outcome.run.status}). "
-            "Nothing was started. Choose another id, or give an idempotency_key to get the run that is there.",
+            f"there is a run with the id {new.id!r} already, of {run.workflow!r} ({run.status}). Nothing was started. "
+            + _advice(run, outcome.why),
             run_id=new.id,
-            status=outcome.run.status,
+            status=run.status,
         )
     if isinstance(outcome, Limited):
         raise exceeded(workflow_of(new.type), outcome.verdict)
@@ -273,6 +331,37 @@ def _started(new: NewRun, outcome: Outcome) -> Started:
         )
     assert isinstance(outcome, Started)  # noqa: S101
     return outcome
+
+
+def _advice(run: Run, why: Obstacle) -> str:
+    """What can be done about a run that a start can neither use nor replace."""
+    match why:
+        case "living":
+            return 'It has not ended, so it was not replaced. Cancel it first, or use it: on_existing="use".'
+        case "workflow":
+            return "It is of another workflow, so it was not used. Choose another id."
+        case "child":
+            return (
+                f"It is a child of the run {run.parent!r}, which has not ended, so it was not replaced: its parent "
+                "may retry it. Choose another id, or start again when the parent has ended."
+            )
+        case "archived":
+            return (
+                f"It was not replaced, because another run has the id under which it would be kept "
+                f"({archive_id(run)!r}). Choose another id."
+            )
+    return (
+        "Choose another id, give an idempotency_key to get the run that is there, or say what to do with on_existing: "
+        '"use" or "replace_ended".'
+    )
+
+
+def _checked_answer(on_existing: OnExisting, id: str | None) -> OnExisting:
+    if on_existing not in get_args(OnExisting):
+        raise InvalidOption(f"on_existing={on_existing!r} is none of {', '.join(map(repr, get_args(OnExisting)))}")
+    if id is None and on_existing != "error":
+        raise InvalidOption(f"on_existing={on_existing!r} is about the run that has the id: give id= too")
+    return on_existing
 
 
 def checked_run_id(id: str) -> str:

@@ -30,6 +30,7 @@ from .blocked_runs import BlockedRuns
 from .definition import Workflow
 from .driver import Driver, emit_blocked
 from .lock_sweeper import LockSweeper
+from .queries import Incarnation
 from .worker_host import WorkerHost
 
 POLL_SECONDS = 1.0
@@ -177,13 +178,23 @@ class Worker(WorkerHost):
         self._undriven.clear()
         self._wake.set()
 
-    async def end_of(self, run: str, timeout: float | None) -> Run | None:  # noqa: ASYNC109  (the timeout of the caller)
+    async def end_of(
+        self,
+        run: str,
+        timeout: float | None,  # noqa: ASYNC109  (the timeout of the caller)
+        awaited: Incarnation,
+    ) -> Run | None:
         """Wait for the end of a run. None if the run is not driven here, or does not end here in time."""
         driver = self.drivers.get(run)
         if driver is None:
             return None
+        if awaited.first is None:
+            awaited.first = driver.run.first
+        if driver.run.first != awaited.first:  # the run that the caller waits for was replaced by this one
+            return None
         await _wait(driver.finished, timeout)
-        return driver.ended
+        ended = driver.ended
+        return None if ended is not None and ended.status == "cancelled" else ended  # the store knows the reason
 
     # -- claims -----------------------------------------------------------------------------------------
 

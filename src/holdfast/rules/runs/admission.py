@@ -18,10 +18,11 @@ from .helpers import post, wake
 from .limits import LimitKey, LimitUsage, LimitVerdict, WorkflowLimits, decide, group_of, newer
 from .locks import give_back
 from .outcomes import LimitsPublished, Posted
-from .record import Finish, Run, RunEvent
+from .record import Finish, LimitCancel, Run, RunEvent
 from .repository import RunRepository
 
-CANCELLED_EARLY = '{"type":"RunCancelled","message":"it was cancelled before it began"}'
+CANCELLED_EARLY = "it was cancelled before it began"
+CANCELLED_FOR = ": the limit %s was full when the run %r started"
 NOT_ADMITTED = '{"type":"WorkflowConcurrencyLimitExceededError","message":"the limit %s was full when the run started"}'
 FIRST_LOOK = 8
 """How many queued runs are read first; most often the first one is admitted."""
@@ -50,7 +51,8 @@ def enter(repo: RunRepository, now: int, run: Run, worker: str = "", *, again: b
         return AdmissionResult(repo.run(there[0]) if there else None, verdict)
     run = replace(run, arrival=_arrival(repo, now, run))
     if verdict.what == "cancel_newest":
-        woken = finish(repo, now, replace(run, status="queued"), Finish("cancelled", NOT_ADMITTED % verdict.limit))
+        run = replace(run, status="queued", cancelled_by=LimitCancel(verdict.limit))
+        woken = finish(repo, now, run, Finish("cancelled", NOT_ADMITTED % verdict.limit))
         return AdmissionResult(repo.run(run.id), verdict, woken)
     if not _must_wait(usages, now):
         run = rule.admitted(run, now, _note_starts(repo, now, run, usages))
@@ -69,7 +71,7 @@ def enter(repo: RunRepository, now: int, run: Run, worker: str = "", *, again: b
     run = rule.queued(run, priority=run.priority, arrival=run.arrival)
     repo.save(run)
     victim = _victim(repo, group, run.id)
-    woken = () if victim is None else cancel(repo, now, victim, RunEvent(kind="cancel")).woken
+    woken = () if victim is None else _cancel_for(repo, now, victim, LimitCancel(verdict.limit, run.id)).woken
     return AdmissionResult(repo.run(run.id), verdict, woken)
 
 
@@ -78,11 +80,20 @@ def cancel(repo: RunRepository, now: int, run: Run, event: RunEvent) -> Posted:
     if not rule.never_began(run):
         return post(repo, now, run, event)
     number = run.posted + 1
-    woken = finish(repo, now, replace(run, posted=number), Finish("cancelled", CANCELLED_EARLY))
+    cause = run.cancelled_by
+    message = CANCELLED_EARLY + ("" if cause is None else CANCELLED_FOR % (cause.limit, cause.run))
+    result = msgspec.json.encode({"type": "RunCancelled", "message": message}).decode()
+    woken = finish(repo, now, replace(run, posted=number), Finish("cancelled", result))
     repo.post(run.id, replace(event, number=number, at=now))
     ended = repo.run(run.id)
     assert ended is not None  # noqa: S101  (just written)
     return Posted(number=number, fresh=True, run=ended, woken=woken)
+
+
+def _cancel_for(repo: RunRepository, now: int, run: Run, cause: LimitCancel) -> Posted:
+    """Cancel a run because of a limit, which the run and its event name."""
+    payload = msgspec.json.encode({"limit": cause.limit, "run": cause.run}).decode()
+    return cancel(repo, now, replace(run, cancelled_by=cause), RunEvent(kind="cancel", payload=payload))
 
 
 def finish(repo: RunRepository, now: int, run: Run, end: Finish) -> tuple[str, ...]:
@@ -106,7 +117,9 @@ def read_for_end(repo: RunRepository, run: Run) -> tuple[Run | None, WorkflowLim
     Nothing is written before both are known: where one of them cannot be read, the run does not end by half.
     """
     parent = repo.run(run.parent) if run.parent and run.parent != run.id else None
-    if parent is not None and (not parent.living or repo.event_with_key(parent.id, rule.ended_key(run)) is not None):
+    if parent is not None and not (parent.living and rule.is_child_of(run, parent)):
+        parent = None
+    if parent is not None and repo.event_with_key(parent.id, rule.ended_key(run)) is not None:
         parent = None
     makes_room = run.places and run.status != "queued"
     return parent, (repo.terms(run.workflow) or WorkflowLimits()) if makes_room else None

@@ -11,6 +11,10 @@ from .limits import ADMITTED, LimitVerdict, WorkflowLimits
 from .lock_requests import LockAnswer
 from .record import Block, Run, RunEvent, WorkerRecord
 
+Obstacle = Literal["", "living", "workflow", "child", "archived"]
+"""Why a start can neither use nor replace the run that is there: it has not ended; it is of another workflow; it is a
+child of a run that has not ended; another run has the id under which it would be kept."""
+
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
     """A run with everything that is needed to continue it. The first entry is its input.
@@ -58,9 +62,13 @@ class LimitsPublished(Outcome, frozen=True, kw_only=True):
 
 
 class RunTaken(Outcome, frozen=True, kw_only=True):
-    """Another start has used this id. Nothing was changed."""
+    """Another start has used this id. Nothing was changed.
+
+    `why` is the reason where the start wanted to use or to replace that run.
+    """
 
     run: Run
+    why: Obstacle = ""
 
 
 class Claimed(Outcome, frozen=True, kw_only=True):

@@ -60,8 +60,8 @@ def is_stub(run: Run) -> bool:
 
 
 def stub_of(run: Run) -> Run | None:
-    """What stays of a purged run: the number of its id, if that had several runs."""
-    if run.generation <= 1:
+    """What stays of a purged run: the number of its id, if that had several runs and was not passed on."""
+    if run.generation <= 1 or run.replaced_by:
         return None
     return Run(
         id=run.id, type=run.type, status="purged", created_at=run.created_at, fence=run.fence, generation=run.generation

@@ -22,6 +22,8 @@ Status = Literal[
 fits its history. The rest are ends; of a `purged` run only the row is left, and it counts as absent."""
 End = Literal["completed", "failed", "cancelled", "timed_out"]
 EventKind = Literal["signal", "cancel", "child", "lock", "deadlock"]
+OnExisting = Literal["error", "use", "replace_ended"]
+"""What a start does where a run has its id: nothing, return that run, or replace it if it has ended."""
 Locks = tuple[tuple[int, str], ...]
 """The locks that a run holds or waits for: the number of each request, and the key."""
 
@@ -112,6 +114,13 @@ class RememberedKeys(msgspec.Struct, frozen=True, array_like=True):
         return self.first, self.last, self.count
 
 
+class LimitCancel(msgspec.Struct, frozen=True, array_like=True):
+    """A run was cancelled because this limit was full when the run `run` started; empty: when it started itself."""
+
+    limit: str
+    run: str = ""
+
+
 def pause_after(block: Block) -> int:
     """Microseconds until a blocked run is tried again: the pauses grow with the number of tries."""
     longest = LONGEST_POISON_PAUSE if block.poisoned else LONGEST_BLOCK_PAUSE
@@ -131,7 +140,10 @@ class Run(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     `code` is the version of the engine that claimed it last. `generation` counts the histories that this id has had:
     `length`, `posted` and `claims` are about the current one. `remembered` is what is kept of the keys of signals that
     earlier generations have read. `purging` is the id of the purge that is about to remove its tree, if that takes more
-    than one step.
+    than one step. `first` is the generation with which this run began: above 1 where it has replaced an ended run of
+    this id, which is kept as `replaces`; the kept one has the id of its successor in `replaced_by`. `parent_first` is
+    the `first` of the parent that has started it, `continued_at` when its generation began where that is not the first
+    one, `cancelled_by` the limit that has cancelled it.
     """
 
     id: str
@@ -167,6 +179,12 @@ class Run(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     code: str = ""
     generation: int = 1
     remembered: RememberedKeys | None = None
+    first: int = 1
+    replaces: str = ""
+    replaced_by: str = ""
+    parent_first: int = 1
+    continued_at: int | None = None
+    cancelled_by: LimitCancel | None = None
     purging: str = ""
 
     @property
@@ -188,7 +206,8 @@ class Run(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 class NewRun(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """A run that is to be started. `request` is the id of this start: a start with the same id is the same start.
 
-    `terms` is the digest of the limits that its `places` were computed from.
+    `terms` is the digest of the limits that its `places` were computed from. `on_existing` is what happens where a run
+    has this id.
     """
 
     id: str
@@ -203,6 +222,7 @@ class NewRun(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     priority: int = 0
     terms: str = ""
     code: str = ""
+    on_existing: OnExisting = "error"
 
 
 class RunEvent(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -374,6 +394,20 @@ def generation_id(run: str, generation: int) -> str:
     return run if generation == 1 else f"{run}~{generation}"
 
 
+def archive_id(run: Run) -> str:
+    """The id under which an ended run is kept when another run replaces it.
+
+    >>> archive_id(Run(id="order-7", type="order", created_at=0))
+    'order-7~1'
+    """
+    return f"{run.id}~{run.generation}"
+
+
+def is_child_of(run: Run, parent: Run) -> bool:
+    """Whether a run was started by this one, and not by a run that had its id before."""
+    return run.parent == parent.id and run.parent_first == parent.first
+
+
 def at_once(now: int) -> int:
     """The due time of a run that is due from now on, even if the clock is set back."""
     return now - LONG_AGO
@@ -385,8 +419,12 @@ def due_since(run: Run) -> int:
     return due_at + LONG_AGO if due_at < 0 else due_at
 
 
-def start(new: NewRun, now: int, worker: str = "") -> Run:
-    """The record of a new run: it belongs to the worker that started it, or else any worker may claim it."""
+def start(new: NewRun, now: int, worker: str = "", *, before: Run | None = None, parent: Run | None = None) -> Run:
+    """The record of a new run: it belongs to the worker that started it, or else any worker may claim it.
+
+    It continues the generations and the fence of `before`: an ended run that it replaces, or what is left of one that
+    was purged.
+    """
     run = Run(
         id=new.id,
         type=new.type,
@@ -401,7 +439,16 @@ def start(new: NewRun, now: int, worker: str = "") -> Run:
         priority=new.priority,
         length=1,
         code=new.code,
+        parent_first=1 if parent is None else parent.first,
     )
+    if before is not None:
+        run = replace(
+            run,
+            fence=new_fence(before, now),
+            generation=before.generation + 1,
+            first=before.generation + 1,
+            replaces="" if before.status == "purged" else archive_id(before),
+        )
     return claim(run, now, worker=worker, type=new.type, code=new.code) if worker else run
 
 
@@ -513,6 +560,7 @@ def continued(run: Run, now: int, *, posted: int, locks: Locks, remembered: Reme
         worker="",
         fence=new_fence(run, now),
         generation=run.generation + 1,
+        continued_at=now,
         due_at=at_once(now),
         started_at=now,
         length=2,
@@ -567,6 +615,7 @@ def revived(run: Run, now: int, *, keep: int, request: str, fresh: bool) -> Run:
         result=None,
         ended_at=None,
         cancelling=False,
+        cancelled_by=None,
         locks=(),
         waits=(),
         stuck=None,

@@ -15,13 +15,13 @@ from ...errors import RecordUnreadable
 from ..lock_outcomes import Outcome
 from ..slot import Conflict, Swap, written
 from . import record as rule
-from . import tree
+from . import replacing, tree
 from .admission import cancel, enter, finish
 from .blocking import may_claim, poisoned
 from .generations import begin_next
 from .helpers import can_drive, free, holder_of, is_alive, known, wake
 from .helpers import post as post_to
-from .limits import LimitVerdict, WorkflowLimits
+from .limits import ADMITTED, LimitVerdict, WorkflowLimits
 from .lock_requests import LockRequest
 from .locks import answers_before, ask, give_back, held, notify_offered
 from .outcomes import (
@@ -49,8 +49,13 @@ ORPHANS_AT_ONCE = 1_000
 """How many runs of crashed workers one claim releases, at most."""
 
 
-def start(repo: RunRepository, now: int, new: NewRun, worker: str, past: Past | None = None) -> Outcome:
-    """Start a run for a worker, or for any worker that claims it; with a `past`, it continues from there."""
+def start(
+    repo: RunRepository, now: int, new: NewRun, worker: str, past: Past | None = None, *, parent: Run | None = None
+) -> Outcome:
+    """Start a run for a worker, or for any worker that claims it; with a `past`, it continues from there.
+
+    `parent` is the run that starts a child in the step of its record.
+    """
     there = _known(repo, now, new)
     if there is not None:
         return there
@@ -58,38 +63,72 @@ def start(repo: RunRepository, now: int, new: NewRun, worker: str, past: Past | 
         return WorkerGone()
     if not new.parent and ((terms := repo.terms(rule.workflow_of(new.type))) or WorkflowLimits()).digest != new.terms:
         return LimitsDiffer(terms=terms)  # a child is counted under the limits that its parent's code gave
-    run = _next_generation(repo.run(new.id), rule.start(new, now))
+    before = repo.run(new.id)
+    replaced = None if before is None or is_stub(before) else replacing.Replaced(repo, before)
+    run = rule.start(new, now, before=before, parent=parent)
     if past is not None:
         run = replace(run, length=1 + len(past.entries), posted=past.posted)
     entrance = enter(repo, now, run, worker)
     if entrance.run is None:
         return Limited(verdict=entrance.verdict)
-    fresh = entrance.run.id == new.id
+    run, fresh = entrance.run, entrance.run.id == new.id
     if fresh:
+        if replaced is not None:
+            run = replaced.keep(now, run)
         repo.append(new.id, 0, (new.input, *(() if past is None else past.entries)))
         for event in () if past is None else past.events:
             repo.post(new.id, event)
-        tree.joined(repo, entrance.run)
-    return Started(run=entrance.run, fresh=fresh, now=now, verdict=entrance.verdict, woken=entrance.woken)
+        tree.joined(repo, run)
+    return Started(run=run, fresh=fresh, now=now, verdict=entrance.verdict, woken=entrance.woken)
+
+
+def start_or_signal(repo: RunRepository, now: int, new: NewRun, event: RunEvent, worker: str) -> Outcome:
+    """Post a signal to the run with this id; where none is living, start one with the signal as its first event.
+
+    A signal that the ended run knows starts nothing.
+    """
+    before = known(repo, new.id)
+    again = replacing.started_by(repo, now, before, new.request)
+    if again is not None:
+        by = again.cancelled_by if again.status == "cancelled" and again.started_at is None else None
+        verdict = ADMITTED if by is None or by.run else LimitVerdict("cancel_newest", by.limit)
+        return Started(run=again, fresh=True, now=now, verdict=verdict)
+    if before is not None:
+        if before.workflow != rule.workflow_of(new.type):
+            return RunTaken(run=before, why="workflow")
+        if before.living or _knows(repo, before, event) is not None:
+            return post(repo, now, before.id, event)
+    outcome = start(repo, now, replace(new, key="", on_existing="replace_ended"), worker)
+    if not isinstance(outcome, Started) or outcome.run.id != new.id or not outcome.run.living:
+        return outcome
+    return replace(outcome, run=post_to(repo, now, outcome.run, event).run)
 
 
 def _known(repo: RunRepository, now: int, new: NewRun) -> Outcome | None:
     """The answer to a start whose run exists already, or whose id another run has."""
     before = repo.run(new.id)
-    if before is not None and before.status != "purged" and before.request == new.request:
-        return Started(run=before, fresh=True, now=now)
+    again = replacing.started_by(repo, now, before, new.request)
+    if again is not None:
+        return Started(run=again, fresh=True, now=now)
     if new.key and (found := repo.run_with_key(rule.workflow_of(new.type), new.key)) is not None:
         other = known(repo, found)
         if other is not None:
             return Started(run=other, fresh=False, now=now)
-    return None if before is None or is_stub(before) else RunTaken(run=before)
+    return None if before is None or is_stub(before) else _existing(repo, now, new, before)
 
 
-def _next_generation(before: Run | None, run: Run) -> Run:
-    """The record of a new run whose id a purged run had: its steps must not have the keys of the earlier one."""
-    if before is None:
-        return run
-    return replace(run, generation=before.generation + 1, fence=before.fence)
+def _existing(repo: RunRepository, now: int, new: NewRun, before: Run) -> Outcome | None:
+    """The answer to a start whose id another run has; None if the start replaces that run."""
+    if before.status == "purged":
+        return RunTaken(run=before)
+    if new.on_existing == "use":
+        if before.workflow != rule.workflow_of(new.type):
+            return RunTaken(run=before, why="workflow")
+        return Started(run=before, fresh=False, now=now)
+    if new.on_existing == "replace_ended":
+        why = replacing.obstacle(repo, before)
+        return RunTaken(run=before, why=why) if why else None
+    return RunTaken(run=before)
 
 
 def claim(
@@ -195,7 +234,7 @@ def record(
         repo.put_slot(swap.address, changed)
     taken, limited = (), {}
     for new in children:
-        started = start(repo, now, new, "")
+        started = start(repo, now, new, "", parent=before)
         woken += started.woken
         if isinstance(started, RunTaken):
             taken += (new.id,)
@@ -231,10 +270,8 @@ def record(
 def post(repo: RunRepository, now: int, run: str, event: RunEvent) -> Outcome:
     """Put an event into the inbox of a run that has not ended; its worker is notified, or the run becomes due."""
     before = known(repo, run)
-    if before is not None and event.key and (number := repo.event_with_key(run, event.key)) is not None:
+    if before is not None and (number := _knows(repo, before, event)) is not None:
         return Posted(number=number, fresh=False, run=before)
-    if before is not None and event.key and is_remembered(repo, before, event.key):
-        return Posted(number=0, fresh=False, run=before)
     if before is None or not before.living:
         return RunRefused(run=before)
     return cancel(repo, now, before, event) if event.kind == "cancel" else post_to(repo, now, before, event)
@@ -249,7 +286,7 @@ def revive(
         return Posted(number=before.length, fresh=True, run=before)
     if before is not None and not spare(repo, before):
         return RunRefused(run=None)
-    if before is None or before.fence != fence or not free(repo, now, before):
+    if before is None or before.fence != fence or before.replaced_by or not free(repo, now, before):
         return RunRefused(run=before, holder=holder_of(repo, now, before))
     after = rule.revived(before, now, keep=max(1, min(keep, before.length)), request=request, fresh=fresh)
     woken: tuple[str, ...] = ()
@@ -327,6 +364,14 @@ def unregister_worker(repo: RunRepository, now: int, worker: str) -> Outcome:
 
 
 # -- parts ------------------------------------------------------------------------------------------------------
+
+
+def _knows(repo: RunRepository, run: Run, event: RunEvent) -> int | None:
+    """The number of an event with this key that a run has received; 0: an earlier generation has read it."""
+    if not event.key:
+        return None
+    number = repo.event_with_key(run.id, event.key)
+    return 0 if number is None and is_remembered(repo, run, event.key) else number
 
 
 def _given(repo: RunRepository, now: int, run: Run, block: Block | None) -> Claim:

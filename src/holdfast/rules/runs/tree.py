@@ -48,5 +48,11 @@ def joined(repo: RunRepository, run: Run) -> None:
             repo.put_record(TREE_MEMBER, key, TreeMember(id=run.id, parent=run.parent, root=run.root))
 
 
+def left(repo: RunRepository, run: Run) -> None:
+    """Note that this id does not belong to the tree of its root any more."""
+    if run.parent:
+        repo.put_record(TREE_MEMBER, tree_key(run.root, run.id), None)
+
+
 def _digest(name: str) -> str:
     return hashlib.blake2b(name.encode(), digest_size=DIGEST_BYTES).hexdigest()

@@ -244,8 +244,8 @@ class PostgresWriter:
     def _write_runs(self, changes: Changes) -> None:
         runs = [changes.runs[name] for name in sorted(changes.runs)]
         new = {run.id for run in runs if self._is_new(RunById(run.id))}
+        self._send(UPDATE_RUNS, (row_of(run) for run in runs if run.id not in new))  # a replaced run gives up its key
         self._send(INSERT_RUNS, (row_of(run) for run in runs if run.id in new))
-        self._send(UPDATE_RUNS, (row_of(run) for run in runs if run.id not in new))
 
     def _clear_runs(self, changes: Changes) -> None:
         """Remove runs with what belongs to them."""

@@ -153,7 +153,7 @@ class RedisWriter:
         for before, after in repository.changed():
             if before is None:
                 posted[after.id] = after.posted
-            self._index(before, after, additions, removals)
+            self._index(before, after, changes, additions, removals)
             self._count(before, after, additions, removals)
             stored = known[q.RunById(after.id)][1][0] if before is not None else ()
             old = dict(zip(stored[::2], stored[1::2], strict=True))
@@ -182,13 +182,15 @@ class RedisWriter:
                 records.append(["HSET", layout.workers, name, text(worker)])
         return [*additions, *self._lists(changes, posted), *records, *removals]
 
-    def _index(self, before: Run | None, after: Run, additions: list[Command], removals: list[Command]) -> None:
+    def _index(
+        self, before: Run | None, after: Run, changes: q.Changes, additions: list[Command], removals: list[Command]
+    ) -> None:
         """Update the sorted sets that contain a run."""
         layout = self._layout
         created, name = score(after.created_at), after.id
         if before is None or before.created_at != after.created_at:
             additions += [["ZADD", layout.by_age, created, name], ["ZADD", layout.by_id, "0", name]]
-        if before is not None and before.key and not after.key:
+        if before is not None and before.key and not after.key and (before.workflow, before.key) not in changes.keys:
             removals.append(["HDEL", layout.by_key, run_key_name(before.workflow, before.key)])
         if before is None or before.type != after.type:
             additions.append(["SADD", layout.types, after.type])

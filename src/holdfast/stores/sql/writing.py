@@ -274,19 +274,18 @@ class Writing:
             self._delete(self._tables.journal, self._is("run", name))
             self._delete(self._tables.events, self._is("run", name))
             self._delete(self._tables.slots, f"owner = {self._literal(digest(EXECUTION, name))}")
-            for term in sorted(_terms(one.stored)):
-                where = f"term = {self._literal(term)} AND created_at = {one.stored.created_at}"
+            for created_at, term in sorted(_terms(one.stored)):
+                where = f"term = {self._literal(term)} AND created_at = {created_at}"
                 self._delete(self._tables.attributes, f"{where} AND {self._is('run', name)}")
 
     def _write_attributes(self, runs: Sequence[tuple[Run | None, Run]]) -> None:
         added: list[tuple[bytes, int, bytes]] = []
         for before, run in runs:
-            old = _terms(before)
-            new = _terms(run)
-            for term in sorted(old - new):
-                where = f"term = {self._literal(term)} AND created_at = {run.created_at} AND {self._is('run', run.id)}"
+            old, new = _terms(before), _terms(run)
+            for created_at, term in sorted(old - new):
+                where = f"term = {self._literal(term)} AND created_at = {created_at} AND {self._is('run', run.id)}"
                 self._delete(self._tables.attributes, where)
-            added += [(term, run.created_at, run.id.encode()) for term in sorted(new - old)]
+            added += [(term, created_at, run.id.encode()) for created_at, term in sorted(new - old)]
         self._insert(self._tables.attributes, "term, created_at, run", added)
 
     def _write_journals(self, changes: Changes) -> None:
@@ -441,9 +440,10 @@ def _places(run: Run | None) -> list[Membership]:
     return [] if run is None else memberships(run)
 
 
-def _terms(run: Run | None) -> set[bytes]:
-    found = {} if run is None else run.attributes
-    return {digest(*attribute_term(name, value)) for name, value in found.items()}
+def _terms(run: Run | None) -> set[tuple[int, bytes]]:
+    if run is None:
+        return set()
+    return {(run.created_at, digest(*attribute_term(name, value))) for name, value in run.attributes.items()}
 
 
 def _groups_of(runs: Iterable[tuple[Run | None, Run]], changes: Changes) -> set[str]:

@@ -21,7 +21,8 @@ from ..run_histories import RunModel
 from ..run_lock_histories import KEYS, RunLockHistoryGenerator
 from .base import names
 from .comparison import CHUNKS
-from .limits import FEWER, LimitTests
+from .limits import FEWER
+from .replacing import ReplacingTests
 from .runs import TYPES, final_reads, record, signal, start
 
 EVERY_ANSWER = {"Recorded", "Granted", "Posted", "RunRefused", "Claimed", "ForceReleased"}
@@ -37,7 +38,7 @@ def give(number: int = 1, key: str = "k") -> LockRequest:
     return LockRequest(number=number, key=key, give=True)
 
 
-class RunLockTests(LimitTests):
+class RunLockTests(ReplacingTests):
     """What a store with workflows promises about locks of runs."""
 
     def begun(self, *runs: str, worker: str = "w.1") -> list[Run]:

@@ -62,7 +62,9 @@ def signal(run: str = "r", name: str = "paid", key: str = "") -> r.PostEvent:
     return r.PostEvent(run=run, event=RunEvent(kind="signal", name=name, payload="7", key=key))
 
 
-NEED_WORKFLOWS = ("RunTests", "LimitTests", "RunLockTests", "RunQueueTests", "GenerationTests", "PurgeTests")
+NEED_WORKFLOWS = (
+    "RunTests", "LimitTests", "ReplacingTests", "RunLockTests", "RunQueueTests", "GenerationTests", "PurgeTests",
+)  # fmt: skip
 """Classes whose tests are skipped on a store that cannot run workflows."""
 
 
@@ -632,5 +634,5 @@ class RunTests(HistoryComparison):
 
 def final_reads(generator: RunHistoryGenerator) -> list[c.Command]:
     """The reads at the end of a history, whose outcomes are compared."""
-    runs = [r.ReadRun(run=run, history=True) for run in generator.ids]
+    runs = [r.ReadRun(run=run, history=True) for run in (*generator.ids, *generator.replaced)]
     return [r.ListRuns(limit=1000), *runs, *(c.ReadSlot(address=address) for address in SLOTS)]
