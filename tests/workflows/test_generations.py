@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 
 import pytest
@@ -10,6 +11,7 @@ from waiting import eventually_async, until_status
 
 from holdfast import AsyncClient, Concurrency, Context, WorkflowFailed, current_step, step, workflow
 from holdfast.errors import InvalidOption, InvalidValue, LockTimeout, RunEnded
+from holdfast.rules.runs.record import Continue
 from holdfast.workflow import Retry
 from holdfast.workflow.worker import Worker
 
@@ -203,6 +205,66 @@ def test_steps_that_are_running_are_cancelled_or_waited_for(url, played, engine_
         assert ("never", 1) not in order
         assert order.index(("next", 2)) > order.index(("ends", 1)), order
         assert order.index(("next", 2)) > order.index(("cancelled", 1)), order
+
+    played(scenario)
+
+
+def test_a_signal_that_comes_while_a_step_is_waited_for_is_read_by_the_next_generation(url, played, engine_on):
+    begun, go = threading.Event(), threading.Event()
+
+    @step
+    def blocking() -> None:
+        begun.set()
+        assert go.wait(20)
+
+    @workflow
+    async def waiting(ctx: Context, n: int) -> list[int]:
+        if n == 1:
+            asyncio.ensure_future(blocking())
+            await ctx.wait_for_signal("continue")
+            raise ctx.continue_as_new(2)
+        return await ctx.signals("n")
+
+    async def scenario():
+        async with engine_on(url, [waiting]) as engine:
+            handle = await engine.start(waiting, 1, id="r")
+            await asyncio.to_thread(begun.wait, 20)
+            await handle.signal("continue")
+            await eventually_async(lambda: has_ended(engine, "r"))
+            await handle.signal("n", 7)
+            await eventually_async(lambda: asyncio.sleep(0, engine._worker.drivers["r"].seen == 2))
+            go.set()
+            assert await handle.result() == [7]
+
+    async def has_ended(engine, run):
+        return isinstance(engine._worker.drivers[run].end, Continue)
+
+    played(scenario)
+
+
+def test_the_id_of_another_run_that_a_child_was_refused_is_not_cancelled_by_a_later_generation(url, played, engine_on):
+    @workflow
+    async def other(ctx: Context, n: int) -> str:
+        await ctx.wait_for_signal("go")
+        return "alive"
+
+    @workflow
+    async def parent(ctx: Context, n: int) -> None:
+        if n == 1:
+            await ctx.start_child(other, 1, id="other")
+            raise ctx.continue_as_new(2)
+        await ctx.wait_for_signal("never")
+
+    async def scenario():
+        async with engine_on(url, [other, parent], park_after=0.05) as engine:
+            theirs = await engine.start(other, 1, id="other")
+            handle = await engine.start(parent, 1, id="r")
+            await eventually_async(lambda: generation(engine, "r", 2))
+            await handle.cancel()
+            with pytest.raises(WorkflowFailed, match="cancelled"):
+                await handle.result()
+            await theirs.signal("go")
+            assert await theirs.result() == "alive"
 
     played(scenario)
 

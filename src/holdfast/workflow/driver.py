@@ -85,6 +85,7 @@ class Driver:
         self._block_sent = False
         self._unread: list[str] = []  # names of signals that the run leaves unread although it was to do more
         self._long = claim.run.length >= LONG_HISTORY
+        self._next: Callable[..., Continue]  # set when the run continues as new
         self._block: BlockRun | None = None  # the code does not fit: this is sent instead of a record
         self._due: int | None = None  # the time that was last given to `host.wake_at`
 
@@ -440,7 +441,8 @@ class Driver:
         for lock in list(self._code.replay_locks.pending.values()):
             if lock.waits:
                 self._code.replay_locks.release(lock)
-        self.end = next_generation(self._code, input, because=because, now=self.host.now())
+        self._next = partial(next_generation, self._code, input, because=because)
+        self.end = self._next(now=self.host.now())
 
     def _finish(self, status: End, error: BaseException) -> None:
         """End the run with this status, or begin the pause before the next attempt if the workflow is retried."""
@@ -611,9 +613,10 @@ class Driver:
     def _ends(self) -> bool:
         """Whether the run can be parked or ended now: all cancels of children were answered.
 
-        A run that continues has no running step either: a step of the next generation must not run beside it.
+        A run that continues has no running step either: a step of the next generation must not run beside it. And it is
+        known which of its children were started: a refused id is that of another run, which it must never cancel.
         """
-        if isinstance(self.end, Continue) and self._steps.busy:
+        if isinstance(self.end, Continue) and (self._steps.busy or self._code.unstarted):
             return False
         return self.end is not None and not self._children.busy
 
@@ -651,6 +654,8 @@ class Driver:
     def _record(self) -> None:
         code = self._code
         then = self.end if self._ends else None
+        if isinstance(then, Continue):  # events may have come since the code has ended
+            then = self.end = self._next(now=self.host.now())
         if isinstance(then, Finish) and then.status != "completed" and code.living_children and self._pause is None:
             self._recorder.append(j.Left(at=self.host.now(), children=code.living_children))
         self._driver_locks.releasing(code.replay_locks.lock_requests.values())
