@@ -220,8 +220,9 @@ def test_a_signal_that_comes_while_a_step_is_waited_for_is_read_by_the_next_gene
     @workflow
     async def waiting(ctx: Context, n: int) -> list[int]:
         if n == 1:
-            asyncio.ensure_future(blocking())
+            task = asyncio.ensure_future(blocking())
             await ctx.wait_for_signal("continue")
+            assert not task.done()
             raise ctx.continue_as_new(2)
         return await ctx.signals("n")
 
