@@ -7,12 +7,14 @@ import threading
 import time
 
 import pytest
+from msgspec.structs import replace
 from waiting import eventually_async, until_status
 
 from holdfast import AsyncClient, Concurrency, Context, WorkflowFailed, current_step, step, workflow
-from holdfast.errors import InvalidOption, InvalidValue, LockTimeout, RunEnded
+from holdfast.errors import DeadlockDetected, InvalidOption, InvalidValue, LockTimeout, RunEnded
 from holdfast.rules.runs.record import Continue
 from holdfast.workflow import Retry
+from holdfast.workflow.children import Children
 from holdfast.workflow.worker import Worker
 
 
@@ -567,5 +569,184 @@ def test_a_later_generation_can_be_forked(url, played, engine_on):
             assert (run.status, run.generation) == ("completed", 1)
         assert calls == ["r:work", "r~2:work"], "the fork has the result"
         assert numbers["f"][-1] == numbers["r"][-1]
+
+    played(scenario)
+
+
+def test_a_carried_lock_for_reading_does_not_become_one_for_writing(url, played, engine_on):
+    writing = []
+
+    @workflow
+    async def reader(ctx: Context, n: int) -> None:
+        lock = ctx.rwlock("doc", scope="global")
+        if n == 1:
+            async with lock.read():
+                await ctx.wait_for_signal("go")
+                raise ctx.continue_as_new(2)
+        async with lock.write():
+            writing.append(ctx.run_id)
+            await ctx.wait_for_signal("go")
+
+    async def scenario():
+        async with engine_on(url, [reader], park_after=0.05) as engine:
+            handles = [await engine.start(reader, 1, id=name) for name in ("a", "b")]
+            for handle in handles:
+                await handle.signal("go")
+            for handle in handles:
+                await eventually_async(lambda run=handle.id: generation(engine, run, 2))
+            await eventually_async(lambda: asyncio.sleep(0, bool(writing)))
+            (first,) = set(writing)
+            await engine.signal(first, "go")
+            await engine.handle(first).result()
+            other = "b" if first == "a" else "a"
+            await eventually_async(lambda: asyncio.sleep(0, other in writing))
+            await engine.signal(other, "go")
+            await engine.handle(other).result()
+
+    played(scenario)
+
+
+def test_a_carried_lock_with_a_lease_is_renewed_until_it_is_asked_for(url, played, engine_on):
+    tokens = []
+
+    @workflow
+    async def leased(ctx: Context, n: int) -> None:
+        if n == 2:
+            await ctx.sleep(1.5)  # longer than the lease
+        async with ctx.mutex("till", scope="global", lease=0.6) as lease:
+            tokens.append(lease.token)
+            if n == 1:
+                raise ctx.continue_as_new(2)
+
+    async def scenario():
+        async with engine_on(url, [leased], park_after=0.05) as engine:
+            await (await engine.start(leased, 1, id="r")).result()
+        assert len(set(tokens)) == 1
+
+    played(scenario)
+
+
+def test_a_signal_that_comes_while_a_child_is_cancelled_makes_the_run_continue(url, played, engine_on, monkeypatch):
+    answers, read = [], []
+    real = Children._cancel
+
+    def slow(self, child):  # the answer to the cancel comes after the signal
+        answers.append(lambda: real(self, child))
+
+    monkeypatch.setattr(Children, "_cancel", slow)
+
+    @workflow
+    async def child(ctx: Context, n: int) -> None:
+        await ctx.wait_for_signal("never")
+
+    @workflow(on_unread="continue")
+    async def parent(ctx: Context, n: int) -> None:
+        read.extend(await ctx.signals("n"))
+        if not read:
+            try:
+                async with asyncio.timeout(0.01):
+                    await ctx.child(child, 1)
+            except TimeoutError:
+                pass
+
+    async def scenario():
+        async with engine_on(url, [child, parent]) as engine:
+            handle = await engine.start(parent, 1, id="r")
+            await eventually_async(lambda: asyncio.sleep(0, bool(answers)))
+            await handle.signal("n", 7)
+            await eventually_async(lambda: asyncio.sleep(0, engine._worker.drivers["r"].seen >= 1))
+            while answers:
+                answers.pop()()
+            await handle.result()
+        assert read == [7]
+
+    played(scenario)
+
+
+def test_the_end_of_a_child_of_an_earlier_generation_is_not_that_of_a_new_one(url, played, engine_on):
+    @workflow
+    async def report(ctx: Context, n: int) -> int:
+        await ctx.wait_for_signal("go")
+        return n
+
+    @workflow
+    async def parent(ctx: Context, n: int) -> int:
+        if n == 1:
+            await ctx.start_child(report, 1, id="report")
+            raise ctx.continue_as_new(2)
+        await ctx.wait_for_signal("now")
+        return await ctx.child(report, 2, id="report")
+
+    async def scenario():
+        async with engine_on(url, [report, parent], park_after=0.05) as engine:
+            handle = await engine.start(parent, 1, id="r")
+            await eventually_async(lambda: generation(engine, "r", 2))
+            await engine.signal("report", "go")
+            assert await engine.handle("report").result() == 1
+            await handle.signal("now")
+            with pytest.raises(WorkflowFailed, match="RunExists"):
+                await handle.result()
+
+    played(scenario)
+
+
+def test_a_deadlock_through_a_carried_lock_is_found(url, played, engine_on):
+    @workflow
+    async def wants(ctx: Context, n: int) -> str:
+        try:
+            async with ctx.mutex("till", scope="global"):
+                return "locked"
+        except DeadlockDetected:
+            return "deadlock"
+
+    @workflow
+    async def keeps(ctx: Context, n: int) -> str:
+        if n == 1:
+            async with ctx.mutex("till", scope="global"):
+                raise ctx.continue_as_new(2)
+        return await ctx.child(wants, 1)
+
+    async def scenario():
+        async with engine_on(url, [wants, keeps]) as engine:
+            assert await (await engine.start(keeps, 1)).result() == "deadlock"
+
+    played(scenario)
+
+
+def test_an_imported_run_continues_in_its_generation_and_forks_take_no_id_of_one(url, played, engine_on):
+    keys = []
+
+    @step
+    async def charge() -> None:
+        keys.append(current_step().idempotency_key)
+
+    @workflow
+    async def two(ctx: Context, n: int) -> None:
+        if n == 1:
+            raise ctx.continue_as_new(2)
+        async with ctx.mutex("tree", scope="execution"):
+            pass
+        await ctx.wait_for_signal("go")
+        await charge()
+
+    async def scenario():
+        async with engine_on(url, [two], park_after=0.05) as engine:
+            handle = await engine.start(two, 1, id="r")
+            await eventually_async(lambda: generation(engine, "r", 2))
+            await handle.signal("go")
+            await handle.result()
+            for refused in (engine.fork("r", from_step="charge", id="f~2"), engine.import_("none", id="f~2")):
+                with pytest.raises((InvalidOption, OSError)):
+                    await refused
+            await engine.fork("r", from_step="charge", id="f")
+            await engine.handle("f").result()
+            history = await engine.export("r")
+            living = replace(history.run, status="running", ended_at=None, result=None, length=len(history.entries) - 1)
+            await engine.purge(older_than=0)
+            await engine.import_(replace(history, run=living, entries=history.entries[:-1]), run=True)
+            await engine.handle("r").result()
+            assert (await engine.get("r")).generation >= 2
+        assert keys[:2] == ["r~2:charge", "f:charge"]
+        assert keys[2] in ("r~2:charge", "r~3:charge")
 
     played(scenario)

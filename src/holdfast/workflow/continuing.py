@@ -59,7 +59,8 @@ def carried_locks(code: Replay) -> Iterator[j.CarriedLock]:
     yield from code.replay_locks.carried.values()
     for number, lock in code.replay_locks.pending.items():
         if lock.lease is not None and not lock.lease.lost:
-            yield j.CarriedLock(number, lock.request.key, lock.request.kind)
+            request = lock.request
+            yield j.CarriedLock(number, request.key, request.kind, request.weight, request.ttl)
 
 
 def unread_signals(code: Replay) -> tuple[int, ...]:

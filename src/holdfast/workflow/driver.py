@@ -149,6 +149,8 @@ class Driver:
         for event in events:
             if event.number > self._seen:
                 self._seen = event.number
+                if event.kind not in LOCK_EVENTS and not self.ending and self._decides_again(self.end):
+                    self.end = None  # the end was decided, and is not sent yet
                 if self._pause is not None:
                     self._claim = replace(self._claim, events=(*self._claim.events, event))
                 if event.kind in LOCK_EVENTS:
@@ -426,7 +428,7 @@ class Driver:
         if unread and on_unread == "fail":
             error = SignalsUnread(
                 f"the run {self.run.id!r} returned without reading the signals {', '.join(self._unread)}. They are "
-                "kept, and a retry can read them.",
+                "kept: a restart, or a retry with code that reads them, can read them.",
                 run_id=self.run.id,
             )
             self.end = Finish("failed", j.write_failure(failure_of(error)))
@@ -606,7 +608,7 @@ class Driver:
     def _wants_record(self) -> bool:
         if self._recorder.has_content or self._ends:
             return True
-        has_locks = bool(self._code.replay_locks.pending)
+        has_locks = bool(self._code.replay_locks.pending or self._code.replay_locks.carried)
         return has_locks and not self._recorder.reported_stuck(self._seen) and self._stuck() is not None
 
     @property
@@ -674,6 +676,8 @@ class Driver:
         known = dict(self.run.locks)
         joined = {lock.number for lock in command.lock_requests if not lock.give and lock.number not in known}
         pending = self._code.replay_locks.pending
+        if self._code.replay_locks.carried:
+            return True
         return bool(pending and self.run.parent) or not joined.issuperset(pending)
 
     def _decides_again(self, end: Ending | None) -> bool:

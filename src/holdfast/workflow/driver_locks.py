@@ -55,7 +55,7 @@ class DriverLocks:
         return any(
             lock.request.ttl is not None and lock.lease is not None and not lock.lease.lost
             for lock in self.replay_locks.pending.values()
-        )
+        ) or any(lock.ttl is not None for lock in self.replay_locks.carried.values())
 
     def begin(self, held: Sequence[tuple[int, int]], events: Sequence[RunEvent]) -> None:
         """After a replay: deliver losses, and request the locks that the code waits for, with the same numbers."""
@@ -68,6 +68,9 @@ class DriverLocks:
                 self._lost(lock)
             elif lock.request.ttl is not None:
                 self._check(lock)
+        for number, carried in self.replay_locks.carried.items():
+            if carried.ttl is not None and number in tokens:
+                self._keep(carried, tokens[number])
         for event in events:
             if event.kind == "deadlock":
                 self.receive(event)
@@ -138,6 +141,22 @@ class DriverLocks:
             return j.LockRefused(at=self._host.now(), number=request.number, why="too_heavy", detail=detail)
         detail = msgspec.json.decode(lock.deadlock, type=str)
         return j.LockRefused(at=self._host.now(), number=request.number, why="deadlock", detail=detail)
+
+    def _keep(self, carried: j.CarriedLock, token: int) -> None:
+        """Renew a lock with a lease that an earlier generation has left, until this one asks for it."""
+        if self._left or self.replay_locks.carried.get(carried.number) is not carried or carried.ttl is None:
+            return
+        again = partial(self._keep, carried, token)
+        pause = carried.ttl / 3_000_000
+
+        def answered(outcome: Outcome | HoldfastError) -> None:
+            if isinstance(outcome, Renewed):
+                self._host.later(pause, again)
+            elif isinstance(outcome, StoreUnavailable):
+                self._host.later(RETRY_SECONDS, again)
+
+        attempt = attempt_of(self._run.id, carried.number)
+        self._host.send(Renew(key=carried.key, id=attempt, token=token, ttl=carried.ttl), answered)
 
     # -- leases -----------------------------------------------------------------------------------------
 

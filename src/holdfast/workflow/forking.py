@@ -20,11 +20,11 @@ from ..rules.runs.outcomes import Claim
 from ..rules.runs.record import NewRun, Past, Run, RunEvent, generation_id
 from ..runtime.codec import encode_message
 from ..runtime.flows import Flow
-from ..validation import checked_key
 from . import journal as j
 from .limits import exceeded
 from .queries import RETRIABLE, RunInfo, RunQueries, before_open_locks, cut, info, last_attempt
 from .replay import seed_of
+from .start import checked_run_id
 
 NAMED = 20
 """How many steps an error names at most."""
@@ -33,7 +33,7 @@ _COUNT = re.compile(r"#[0-9]+\Z")
 
 def fork(queries: RunQueries, run_id: str, *, from_step: str | None, input: Any, id: str | None) -> Flow[RunInfo]:
     """Start a run with the history of another one up to a step; without a step, up to its failure."""
-    new_id = secrets.token_hex(8) if id is None else checked_key(id, what="run id")
+    new_id = secrets.token_hex(8) if id is None else checked_run_id(id)
     text = None
     if input is not msgspec.UNSET:
         text = encode_message(input, what=f"the input of the fork of {run_id!r}", max_bytes=queries.max_bytes)
@@ -119,7 +119,7 @@ def past_of(claim: Claim, id: str, keep: int, *, step: str = "", unread: bool = 
         began=began,
         kept=len(earlier) + len(last),
         children=tuple(sorted(children)),
-        continued=None if continued is None else replace(continued, children=(), signals=()),
+        continued=None if continued is None else _own_locks(continued, run, id),
     )
     return Past(
         entries=tuple(map(j.encode_entry, (forked, *earlier, *last))),
@@ -135,11 +135,19 @@ def _own(entry: j.AnyEntry, run: Run, id: str) -> j.AnyEntry:
     """An entry as it is in the fork: without children of the other run, and with locks of its own tree."""
     if isinstance(entry, j.BegunAgain):
         return replace(entry, children=())
-    if isinstance(entry, j.LockGranted):
-        tree = f"execution/{_quoted(run.root or run.id)}/"
-        if entry.key.startswith(tree):
-            return replace(entry, key=f"execution/{_quoted(id)}/{entry.key.removeprefix(tree)}")
-    return entry
+    return replace(entry, key=_own_key(entry.key, run, id)) if isinstance(entry, j.LockGranted) else entry
+
+
+def _own_locks(continued: j.Continued, run: Run, id: str) -> j.Continued:
+    """How the generation began, without what belongs to the other run."""
+    locks = tuple(replace(lock, key=_own_key(lock.key, run, id)) for lock in continued.locks)
+    return replace(continued, children=(), signals=(), locks=locks)
+
+
+def _own_key(key: str, run: Run, id: str) -> str:
+    """The key of a lock as it is in the fork: a lock of the tree of the other run is one of its own tree."""
+    tree = f"execution/{_quoted(run.root or run.id)}/"
+    return f"execution/{_quoted(id)}/{key.removeprefix(tree)}" if key.startswith(tree) else key
 
 
 def _quoted(owner: str) -> str:

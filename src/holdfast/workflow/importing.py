@@ -19,6 +19,7 @@ from . import journal as j
 from .forking import kept_entries, past_of, start_with
 from .history import RunHistory
 from .queries import RunInfo, RunQueries, before_open_locks, info
+from .start import checked_run_id
 
 LARGEST = 2**62
 """Numbers of a file are smaller: some stores keep them in 64 bits."""
@@ -28,7 +29,9 @@ IMPORTED = j.Failure("RunImported", "it was imported while it was %s, and does n
 def import_history(queries: RunQueries, history: RunHistory, *, id: str | None, run: bool) -> Flow[RunInfo]:
     """Write the run of a history; with `run`, let it continue."""
     claim = checked(history)
-    new_id = claim.run.id if id is None else checked_key(id, what="run id")
+    new_id = claim.run.id if id is None else checked_run_id(id)
+    if run:
+        checked_run_id(new_id)
     seen, _ = yield from send(ReadRun(run=new_id))
     assert isinstance(seen, RunSeen)  # noqa: S101
     if seen.claim is not None:
@@ -57,6 +60,8 @@ def _continued(queries: RunQueries, claim: Claim, id: str) -> Flow[RunInfo]:
     entries = [j.decode_entry(text) for text in claim.entries[1:]]
     keep = before_open_locks(entries, len(entries)) if run.living else kept_entries(claim, None)
     past = past_of(claim, id, keep, unread=True)
+    if id == run.id:
+        past = replace(past, generation=run.generation)
     return (yield from start_with(queries, claim, id, past))
 
 

@@ -159,11 +159,13 @@ class AttemptBegun(Entry, frozen=True, tag="attempt-begun", kw_only=True):
 
 
 class CarriedLock(msgspec.Struct, frozen=True, array_like=True):
-    """A lock that the run has kept from an earlier generation: the number of its request, its key and its kind."""
+    """A lock that the run has kept from an earlier generation: the number of its request, and what was requested."""
 
     number: int
     key: str
     kind: str
+    weight: int = 1
+    ttl: int | None = None
 
 
 class Continued(Entry, frozen=True, tag="continued", kw_only=True):

@@ -167,6 +167,8 @@ class Replay:
                 continue
             if event.kind == "child":
                 self.ends[event.name] = event.number
+                if event.name in self._inherited:  # of an earlier generation: nobody here has started it
+                    continue
                 if event.number <= self.earlier and j.read_end(event.payload).status != "completed":
                     continue
             self.inbox[event.number] = event
@@ -292,7 +294,7 @@ class Replay:
         and is not a child of another run.
         """
         waits = bool(self._child_waits) or any(lock.waits for lock in self.replay_locks.pending.values())
-        matters = bool(self.replay_locks.pending or self.run.parent)
+        matters = bool(self.replay_locks.pending or self.replay_locks.carried or self.run.parent)
         stuck = (
             waits
             and matters

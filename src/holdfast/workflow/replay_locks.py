@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from ..errors import DeadlockDetected, HoldfastError, KindMismatch, LeaseLost, NeverFits, WouldDeadlock
 from ..locks.cancel_scope import Cancellable
 from ..rules.runs.lock_requests import LockRequest
@@ -114,10 +116,13 @@ class ReplayLocks:
         if code.over:
             await code.out()
         code.check()
-        request = LockRequest(number=self._carried_number(**options) or self._count + 1, **options)
+        request = LockRequest(number=self._count + 1, **options)
         self._check_reentry(request)
-        if self.carried.pop(request.number, None) is None:
+        carried = self._take_carried(request)
+        if carried is None:
             self._count += 1
+        else:
+            request = replace(request, number=carried)
         lock = self.pending[request.number] = PendingLock(request, code.loop.create_future())
         if not code.replaying:
             self.lock_requests[request.number] = request
@@ -128,9 +133,20 @@ class ReplayLocks:
             raise
         return lock
 
-    def _carried_number(self, *, key: str, kind: str, **_: Any) -> int | None:
-        """The number of a lock with this key that the run has kept from an earlier generation."""
-        return next((n for n, lock in self.carried.items() if (lock.key, lock.kind) == (key, kind)), None)
+    def _take_carried(self, request: LockRequest) -> int | None:
+        """The number of such a lock that the run has kept from an earlier generation.
+
+        A lock of this key that was requested in another way, such as for reading, is released: it does not become the
+        lock that is requested now.
+        """
+        for number, lock in list(self.carried.items()):
+            if lock.key == request.key:
+                del self.carried[number]
+                if (lock.kind, lock.weight) == (request.kind, request.weight):
+                    return number
+                if not self._code.replaying:
+                    self.lock_requests[number] = LockRequest(number=number, key=lock.key, give=True)
+        return None
 
     def _check_reentry(self, request: LockRequest) -> None:
         """Refuse a task that requests a lock which it holds: it would wait for itself, or for those behind it."""

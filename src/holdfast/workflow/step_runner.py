@@ -42,7 +42,7 @@ class StepRunner:
     def __init__(self, host: DriverHost, run: Run, report: Report, settled: Callable[[], None]) -> None:
         self._host, self._run, self._report, self._settled = host, run, report, settled
         self.running: set[StepCall] = set()
-        self._threads: set[asyncio.Future[Any]] = set()
+        self._threads: dict[asyncio.Future[Any], StepCall] = {}
 
     def begin(self, call: StepCall) -> None:
         """Begin an attempt of a step."""
@@ -58,7 +58,7 @@ class StepRunner:
             call.running = self._host.spawn(_without_exit(body) if call.timeout is None else _timed(body, call), scope)
         else:
             thread = self._host.in_thread(partial(_unless_cancelled, call, body), scope)
-            self._threads.add(thread)
+            self._threads[thread] = call
             thread.add_done_callback(self._thread_ended)
             if call.timeout is None:
                 call.running = asyncio.shield(thread)  # a thread cannot be cancelled
@@ -86,7 +86,10 @@ class StepRunner:
 
     @property
     def busy(self) -> bool:
-        """Whether a body is running, also one in a thread for which the code does not wait any more."""
+        """Whether a body is running, also one in a thread for which the code does not wait any more.
+
+        The thread of a step whose time is up does not count: it cannot be stopped, and may never end.
+        """
         return bool(self.running or self._threads)
 
     def cancel(self) -> None:
@@ -94,11 +97,15 @@ class StepRunner:
         for call in list(self.running):
             if call.running is not None:
                 call.running.cancel()
+        for thread, call in self._threads.items():
+            if call.timeout is not None:
+                self._host.later(call.timeout, partial(self._thread_ended, thread))
 
     def _thread_ended(self, thread: asyncio.Future[Any]) -> None:
-        self._threads.discard(thread)
-        _ignore_exception(thread)
-        self._settled()
+        if self._threads.pop(thread, None) is not None:
+            self._settled()
+        if thread.done():
+            _ignore_exception(thread)
 
     def _info(self, call: StepCall) -> StepInfo:
         return StepInfo(self._run.id, call.id, call.attempts, self._run.generation)
@@ -115,6 +122,8 @@ class StepRunner:
             _ignore_exception(body)
             return
         self.running.discard(call)
+        if call.timeout is not None and not body.cancelled() and isinstance(body.exception(), StepTimeout):
+            self._threads = {thread: one for thread, one in self._threads.items() if one is not call}
         if call.future.done():  # the code does not wait for it, but it is not running any more
             _ignore_exception(body)
             self._settled()

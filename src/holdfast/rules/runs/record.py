@@ -237,11 +237,16 @@ class RunEvent(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class Past(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """What a run has from its start on besides its input: entries, events, and the number of the last event."""
+    """What a run has from its start on besides its input: entries, events, and the number of the last event.
+
+    A run that continues under its own id in another store is in the same `generation` there, so that the keys of its
+    steps are the same.
+    """
 
     entries: tuple[str, ...] = ()
     events: tuple[RunEvent, ...] = ()
     posted: int = 0
+    generation: int = 1
 
 
 class Park(msgspec.Struct, frozen=True, tag="park"):

@@ -67,7 +67,8 @@ def start(
     replaced = None if before is None or is_stub(before) else replacing.Replaced(repo, before)
     run = rule.start(new, now, before=before, parent=parent)
     if past is not None:
-        run = replace(run, length=1 + len(past.entries), posted=past.posted)
+        generation = max(run.generation, past.generation)
+        run = replace(run, length=1 + len(past.entries), posted=past.posted, generation=generation, first=generation)
     entrance = enter(repo, now, run, worker)
     if entrance.run is None:
         return Limited(verdict=entrance.verdict)
