@@ -18,8 +18,8 @@ FORKING = [
     Mutant(
         "a fork counts its events anew",
         "rules/runs/transitions.py",
-        "posted=past.posted)",
-        "posted=len(past.events))",
+        "posted=past.posted, generation",
+        "posted=len(past.events), generation",
         (SUITE + "test_a_fork_begins_with_entries_and_events_whose_numbers_are_kept",),
     ),
     Mutant(

@@ -253,7 +253,7 @@ OF_THE_ENGINE = [
     Mutant(
         "a run without locks does not record for which children it waits",
         "workflow/replay.py",
-        "matters = bool(self.replay_locks.pending or self.run.parent)",
+        "matters = bool(self.replay_locks.pending or self.replay_locks.carried or self.run.parent)",
         "matters = bool(self.replay_locks.pending)",
         (DEADLOCKS + "test_a_cycle_through_a_parked_run_without_locks_is_found[memory]",),
     ),

@@ -8,6 +8,7 @@ import sqlite3
 import pytest
 
 from holdfast import AsyncClient, Context, step, workflow
+from holdfast.commands import purging as purge_commands
 from holdfast.commands import runs as run_commands
 from holdfast.runtime import failpoints
 from holdfast.workflow.driver import Driver
@@ -103,6 +104,29 @@ def test_a_run_of_n_steps_is_n_plus_1_commands_on_every_store(url, played, engin
     assert made == ["after start", *["after record"] * (n - 1), "after finish"]
 
 
+def test_a_generation_ends_with_one_command_that_also_records_its_last_result_on_every_store(
+    url, played, engine_on, monkeypatch
+):
+    points = []
+
+    @workflow
+    async def rounds(ctx: Context, n: int) -> int:
+        await add(await add(n, 1), 1)
+        if n < 3:
+            raise ctx.continue_as_new(n + 1)
+        return n
+
+    async def scenario():
+        async with engine_on(url, [rounds]) as engine:
+            monkeypatch.setattr(failpoints, "reached", points.append)
+            return await driven_to_its_end(engine, rounds, 1)
+
+    assert played(scenario) == 3
+    made = [point for point in points if point in ("after start", "after record", "after continue", "after finish")]
+    generation = ["after record", "after continue"]
+    assert made == ["after start", *generation, *generation, "after record", "after finish"]
+
+
 @pytest.mark.parametrize("timeout", [None, "1 hour"])
 def test_a_result_is_durable_before_the_next_step_begins(url, played, engine_on, timeout):
     async def scenario():
@@ -123,8 +147,10 @@ def test_a_result_is_durable_before_the_next_step_begins(url, played, engine_on,
 
 
 def test_every_command_about_runs_that_writes_is_a_commit_with_a_name():
-    kinds = [kind for kind in run_commands.RunCommand.__subclasses__() if kind.__module__ == run_commands.__name__]
-    writes = [kind for kind in kinds if kind not in run_commands.RUN_READS]
+    modules = (run_commands.__name__, purge_commands.__name__)
+    found = [*run_commands.RunCommand.__subclasses__(), *run_commands.StartRun.__subclasses__()]
+    kinds = [kind for kind in found if kind.__module__ in modules]
+    writes = [kind for kind in kinds if kind not in (*run_commands.RUN_READS, *purge_commands.PURGE_READS)]
     nameless = {run_commands.RecordRun, run_commands.PostEvent}  # these have several, by what they carry
     assert {failpoints._PLAIN.get(kind) for kind in writes if kind not in nameless} <= set(failpoints.KINDS)
     named = {
@@ -134,6 +160,7 @@ def test_every_command_about_runs_that_writes_is_a_commit_with_a_name():
         "take",
         "give",
         "park",
+        "continue",
         "finish",
         "signal",
         "cancel",

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from contextlib import suppress
 
 import pytest
 from msgspec.structs import replace
-from waiting import eventually_async, until_status
+from waiting import PATIENCE, eventually, eventually_async, until_status
 
-from holdfast import AsyncClient, Concurrency, Context, WorkflowFailed, current_step, step, workflow
+from holdfast import AsyncClient, Client, Concurrency, Context, WorkflowFailed, current_step, step, workflow
 from holdfast.errors import DeadlockDetected, InvalidOption, InvalidValue, LockTimeout, RunEnded
 from holdfast.rules.runs.record import Continue
+from holdfast.runtime import failpoints
 from holdfast.workflow import Retry
 from holdfast.workflow.children import Children
 from holdfast.workflow.worker import Worker
@@ -343,6 +345,81 @@ def test_a_signal_that_comes_with_the_end_makes_the_run_continue(url, played, en
     played(scenario)
 
 
+def test_a_signal_that_comes_while_the_run_waits_for_a_step_before_it_continues_is_kept(url, played, engine_on):
+    async def scenario():
+        go = asyncio.Event()
+
+        @step
+        async def stubborn() -> None:
+            while not go.is_set():
+                with suppress(asyncio.CancelledError):
+                    await go.wait()
+
+        @workflow
+        async def rounds(ctx: Context, n: int) -> list[int]:
+            if n == 1:
+                slow = asyncio.create_task(stubborn())
+                await ctx.step("quick", len, "abc")
+                slow.cancel()
+                raise ctx.continue_as_new(2)
+            return await ctx.signals("n")
+
+        async with engine_on(url, [rounds]) as engine:
+            handle = await engine.start(rounds, 1, id="r")
+            await eventually_async(lambda: asyncio.sleep(0, engine._worker.drivers["r"].end is not None))
+            await handle.signal("n", 7)
+            await eventually_async(lambda: asyncio.sleep(0, engine._worker.drivers["r"]._seen == 1))
+            go.set()
+            assert await handle.result() == [7]
+
+    played(scenario)
+
+
+@pytest.mark.parametrize("on_unread", ["continue", "fail"])
+def test_a_signal_that_comes_with_the_last_record_before_the_end_is_not_passed_over(
+    url, played, engine_on, monkeypatch, on_unread
+):
+    begun, finish, read = threading.Event(), threading.Event(), []
+
+    @step
+    async def first() -> None:
+        """Its result is recorded while the second step ends."""
+        await eventually_async(begun.is_set)
+
+    @step
+    def second() -> None:
+        begun.set()
+        finish.wait(PATIENCE)
+
+    @workflow(name="returning", on_unread=on_unread)
+    async def returning(ctx: Context, who: str) -> None:
+        read.extend(await ctx.signals("n"))
+        if not read:
+            await asyncio.gather(first(), second())
+
+    async def scenario():
+        async with engine_on(url, [returning]) as engine:
+
+            def reached(point: str) -> None:
+                if point == "before record" and begun.is_set() and not finish.is_set():
+                    finish.set()
+                    eventually(lambda: engine._worker.drivers["r"].end is not None)
+                    with Client(url) as hf:
+                        hf.runs.signal("r", "n", 7)
+
+            monkeypatch.setattr(failpoints, "reached", reached)
+            handle = await engine.start(returning, "ann", id="r")
+            if on_unread == "fail":
+                with pytest.raises(WorkflowFailed, match="SignalsUnread"):
+                    await handle.result()
+            else:
+                await handle.result()
+                assert read == [7]
+                assert (await engine.get("r")).generation == 2
+
+    played(scenario)
+
+
 def test_timeout_retry_and_attempt_begin_anew_and_a_failed_attempt_keeps_the_generation(url, played, engine_on):
     tries = []
 
@@ -542,7 +619,8 @@ def test_what_continue_as_new_and_ids_refuse(url, played, engine_on):
     assert issubclass(InvalidValue, Exception)
 
 
-def test_a_later_generation_can_be_forked(url, played, engine_on):
+@pytest.mark.parametrize("scope", ["workflow", "execution", "global"])
+def test_a_later_generation_that_began_with_a_lock_can_be_forked(url, played, engine_on, scope):
     calls, numbers = [], {}
 
     @step
@@ -552,7 +630,7 @@ def test_a_later_generation_can_be_forked(url, played, engine_on):
 
     @workflow
     async def two(ctx: Context, n: int) -> int:
-        async with ctx.mutex("till"):
+        async with ctx.mutex("till", scope=scope):
             await work(n)
             numbers.setdefault(ctx.run_id, []).append(ctx.random())
             if n == 1:

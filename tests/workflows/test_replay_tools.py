@@ -237,6 +237,48 @@ async def sleeps(ctx: Context) -> None:
     await ctx.sleep("1 day")
 
 
+def test_a_run_that_failed_because_of_unread_signals_is_replayed():
+    @workflow(on_unread="fail")
+    async def reads(ctx: Context) -> str:
+        return await ctx.wait_for_signal("n", type=str)
+
+    history = recorded(reads, signals=[("misspelt", 1), ("n", "a")])
+    assert history.run.status == "failed"
+    assert replay(reads, history).ended == "failed"
+
+
+def test_a_run_that_waits_for_a_step_before_it_continues_is_replayed():
+    async def scenario():
+        go = asyncio.Event()
+
+        async def stubborn() -> None:
+            try:
+                await go.wait()
+            except asyncio.CancelledError:
+                await go.wait()
+
+        @workflow
+        async def rounds(ctx: Context, n: int) -> int:
+            if n == 1:
+                slow = asyncio.create_task(ctx.step("slow", stubborn))
+                await ctx.step("quick", work, "a")
+                slow.cancel()
+                raise ctx.continue_as_new(2)
+            return n
+
+        async with Engine("memory://", workflows=[rounds], worker_ttl=5, grace=1) as engine:
+            handle = await engine.start(rounds, 1, id="r")
+            await eventually_async(lambda: recorded_quick(engine))
+            assert replay(rounds, await engine.export("r")).ended == "continued"
+            go.set()
+            assert await handle.result(10) == 2
+
+    async def recorded_quick(engine):
+        return len((await engine.export("r")).entries) > 1
+
+    asyncio.run(scenario())
+
+
 def test_runs_that_were_cancelled_or_timed_out_are_replayed():
     async def scenario():
         async with TestEngine([sleeps]) as engine:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from ..commands import Command
+from ..commands.purging import PurgeRuns, PurgeTree
 from ..commands.runs import (
     BlockRun,
     ClaimRuns,
@@ -26,20 +27,21 @@ from ..commands.runs import (
     UnregisterWorker,
     WatchRun,
 )
-from ..rules.runs.record import Finish
+from ..rules.runs.record import Continue, Ending, Finish, Park
 
 When = Literal["before", "after"]
 
 KINDS = (
-    "start", "claim", "record", "record children", "take", "give", "park", "finish", "signal", "cancel", "revive",
-    "block", "unblock", "fail", "watch", "enlist", "dismiss", "publish", "state", "transaction",
+    "start", "fork", "import", "claim", "record", "record children", "take", "give", "park", "continue", "finish",
+    "signal", "cancel", "revive", "block", "unblock", "fail", "purge", "watch", "enlist", "dismiss", "publish", "state",
+    "transaction",
 )  # fmt: skip
 NAMES = tuple(f"{when} {kind}" for kind in KINDS for when in ("before", "after"))
 
 _PLAIN: dict[type[Command], str] = {
     StartRun: "start",
-    ForkRun: "start",
-    ImportRun: "start",
+    ForkRun: "fork",
+    ImportRun: "import",
     ClaimRuns: "claim",
     ReviveRun: "revive",
     BlockRun: "block",
@@ -49,7 +51,10 @@ _PLAIN: dict[type[Command], str] = {
     RegisterWorker: "enlist",
     UnregisterWorker: "dismiss",
     PublishLimits: "publish",
+    PurgeRuns: "purge",
+    PurgeTree: "purge",
 }
+_BY_ENDING: dict[type[Ending], str] = {Park: "park", Continue: "continue", Finish: "finish"}
 
 reached: Callable[[str], None] | None = None
 """The function of a test that is called at each point, with the point's name."""
@@ -68,7 +73,7 @@ def _kind_of_record(command: RecordRun) -> str:
     if command.swap is not None:
         return "state"
     if command.then is not None:
-        return "finish" if isinstance(command.then, Finish) else "park"
+        return _BY_ENDING[type(command.then)]
     if command.children:
         return "record children"
     if command.lock_requests:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
+from ..errors import SignalsUnread
 from ..rules.runs.record import Continue
 from . import journal as j
 from .replay_locks import REQUESTS_PER_ATTEMPT
@@ -66,6 +67,16 @@ def carried_locks(code: Replay) -> Iterator[j.CarriedLock]:
 def unread_signals(code: Replay) -> tuple[int, ...]:
     """The signals that the code has not read."""
     return tuple(number for number, event in code.inbox.items() if event.kind == "signal")
+
+
+def unread_error(code: Replay, unread: tuple[int, ...]) -> SignalsUnread:
+    """The error of a run with `on_unread="fail"` that returned with these unread signals."""
+    names = sorted({code.inbox[number].name for number in unread})
+    return SignalsUnread(
+        f"the run {code.run.id!r} returned without reading the signals {', '.join(names)}. They are kept: a "
+        "restart, or a retry with code that reads them, can read them.",
+        run_id=code.run.id,
+    )
 
 
 def may_continue(code: Replay, unread: tuple[int, ...]) -> bool:

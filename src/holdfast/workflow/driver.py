@@ -24,7 +24,6 @@ from ..errors import (
     InvalidValue,
     NotInWorkflow,
     RunExists,
-    SignalsUnread,
     StoreUnavailable,
     WorkflowFailed,
 )
@@ -35,7 +34,7 @@ from ..runtime.codec import encode_value
 from . import journal as j
 from .children import Children
 from .context import SlotWork, StepCall
-from .continuing import continues, may_continue, next_generation, unread_signals
+from .continuing import continues, may_continue, next_generation, unread_error, unread_signals
 from .definition import Workflow
 from .driver_host import DriverHost
 from .driver_locks import DriverLocks, MakeEntry
@@ -149,15 +148,23 @@ class Driver:
         for event in events:
             if event.number > self._seen:
                 self._seen = event.number
-                if event.kind not in LOCK_EVENTS and not self.ending and self._decides_again(self.end):
-                    self.end = None  # the end was decided, and is not sent yet
                 if self._pause is not None:
                     self._claim = replace(self._claim, events=(*self._claim.events, event))
                 if event.kind in LOCK_EVENTS:
                     self._driver_locks.receive(event)
                 else:
                     self._code.receive([event])
+                self._decide_again()
         self._advance()
+
+    def _decide_again(self) -> None:
+        """An event has arrived: decide again how the run ends, unless the store is deciding whether that is too late.
+
+        An end that was decided before knows nothing of the event, and a record with it would say that it was seen.
+        """
+        sent = self._recorder.under_way
+        if (sent is None or sent.then is None) and self._decides_again(self.end):
+            self.end = None
 
     def tick(self) -> None:
         """Time has passed: end the timers that are due."""
@@ -426,12 +433,7 @@ class Driver:
         self._stop_effects()
         self._unread = sorted({self._code.inbox[number].name for number in unread}) if on_unread != "keep" else []
         if unread and on_unread == "fail":
-            error = SignalsUnread(
-                f"the run {self.run.id!r} returned without reading the signals {', '.join(self._unread)}. They are "
-                "kept: a restart, or a retry with code that reads them, can read them.",
-                run_id=self.run.id,
-            )
-            self.end = Finish("failed", j.write_failure(failure_of(error)))
+            self.end = Finish("failed", j.write_failure(failure_of(unread_error(self._code, unread))))
         else:
             self.end = Finish("completed", text)
 

@@ -119,7 +119,7 @@ def past_of(claim: Claim, id: str, keep: int, *, step: str = "", unread: bool = 
         began=began,
         kept=len(earlier) + len(last),
         children=tuple(sorted(children)),
-        continued=None if continued is None else _own_locks(continued, run, id),
+        continued=None if continued is None else _own_continued(continued, run, id),
     )
     return Past(
         entries=tuple(map(j.encode_entry, (forked, *earlier, *last))),
@@ -135,17 +135,19 @@ def _own(entry: j.AnyEntry, run: Run, id: str) -> j.AnyEntry:
     """An entry as it is in the fork: without children of the other run, and with locks of its own tree."""
     if isinstance(entry, j.BegunAgain):
         return replace(entry, children=())
-    return replace(entry, key=_own_key(entry.key, run, id)) if isinstance(entry, j.LockGranted) else entry
+    if isinstance(entry, j.LockGranted):
+        return replace(entry, key=_own_key(entry.key, run, id))
+    return entry
 
 
-def _own_locks(continued: j.Continued, run: Run, id: str) -> j.Continued:
-    """How the generation began, without what belongs to the other run."""
+def _own_continued(continued: j.Continued, run: Run, id: str) -> j.Continued:
+    """How the generation began, as it is in the fork: the locks that it began with are asked for by their keys."""
     locks = tuple(replace(lock, key=_own_key(lock.key, run, id)) for lock in continued.locks)
     return replace(continued, children=(), signals=(), locks=locks)
 
 
 def _own_key(key: str, run: Run, id: str) -> str:
-    """The key of a lock as it is in the fork: a lock of the tree of the other run is one of its own tree."""
+    """The key of a lock; of one that only the tree of the run shares, the key in the tree of the fork."""
     tree = f"execution/{_quoted(run.root or run.id)}/"
     return f"execution/{_quoted(id)}/{key.removeprefix(tree)}" if key.startswith(tree) else key
 

@@ -22,6 +22,7 @@ from ..rules.runs.record import NewRun
 from ..runtime.codec import encode_value
 from . import journal as j
 from .context import StepCall
+from .continuing import continues, unread_error, unread_signals
 from .definition import Workflow
 from .failures import failure_of, refusal_in
 from .history import RunHistory
@@ -39,8 +40,8 @@ SHOWN = 200
 class ReplayReport(msgspec.Struct, frozen=True, kw_only=True):
     """What the code does with a history that it fits.
 
-    `entries` counts the entries that were delivered. `ended` is how the code has ended ("completed", "failed" or
-    "cancelled"), or None; then `waits_for` is what it waits for.
+    `entries` counts the entries that were delivered. `ended` is how the code has ended ("completed", "failed",
+    "cancelled", or "continued" if its next generation is to begin), or None; then `waits_for` is what it waits for.
     """
 
     run_id: str
@@ -154,19 +155,23 @@ def _end_of(code: Replay) -> _End | None:
     root = code.root
     if root is None or not root.done():
         return None
+    error = None if root.cancelled() else root.exception()
+    if code.continuing is not None and continues(error):
+        return _End("continued", text="ContinueAsNew")
     if root.cancelled():
         return _End("cancelled", text="CancelledError")
-    if (error := root.exception()) is not None:
+    if error is not None:
         failure = failure_of(refusal_in(error) or error)
         return _End("failed", kind=failure.type, text=str(failure))
     what = f"the result of {code.workflow.name!r}"
     try:
-        return _End(
-            "completed", encode_value(root.result(), code.workflow.output_type, what=what, max_bytes=sys.maxsize)
-        )
+        text = encode_value(root.result(), code.workflow.output_type, what=what, max_bytes=sys.maxsize)
+        if code.workflow.on_unread == "fail" and (unread := unread_signals(code)):
+            raise unread_error(code, unread)
     except HoldfastError as unfit:  # as the driver does: the run fails
         failure = failure_of(unfit)
         return _End("failed", kind=failure.type, text=str(failure))
+    return _End("completed", text)
 
 
 def _compare_ends(history: RunHistory, code: Replay, found: _End | None) -> None:

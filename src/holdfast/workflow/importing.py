@@ -29,9 +29,8 @@ IMPORTED = j.Failure("RunImported", "it was imported while it was %s, and does n
 def import_history(queries: RunQueries, history: RunHistory, *, id: str | None, run: bool) -> Flow[RunInfo]:
     """Write the run of a history; with `run`, let it continue."""
     claim = checked(history)
-    new_id = claim.run.id if id is None else checked_run_id(id)
-    if run:
-        checked_run_id(new_id)
+    new_id = claim.run.id if id is None else id
+    (checked_run_id if run or id is not None else checked_key)(new_id)
     seen, _ = yield from send(ReadRun(run=new_id))
     assert isinstance(seen, RunSeen)  # noqa: S101
     if seen.claim is not None:

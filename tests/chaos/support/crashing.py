@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from contextlib import suppress
 from typing import Any
 
 from holdfast import AsyncClient, Engine, WorkflowFailed
-from holdfast.errors import RunEnded
+from holdfast.errors import RunEnded, RunExists, RunLocked
 from holdfast.runtime import failpoints
-from support.full_workflow import RESULT, WORKFLOWS, Log, fails_once, full_workflow, sleeper
+from holdfast.testing.waiting import eventually_async
+from support.full_workflow import RESULT, TURNS, WORKFLOWS, Log, fails_once, full_workflow, rounds, sleeper
 
 TTL = 0.8
 
@@ -49,6 +51,9 @@ async def play(job: dict[str, Any]) -> None:
         slept = await engine.start(sleeper, job["log"], id="sleeper", idempotency_key="sleeper")
         failed = await engine.start(fails_once, job["flag"], id="fails", idempotency_key="fails")
         await handle.signal("paid", {"sum": 5}, idempotency_key="paid")
+        turns = await engine.start(rounds, job, id="rounds", idempotency_key="rounds")
+        for turn in TURNS:
+            await turns.signal("turn", turn, idempotency_key=f"turn {turn}")
         try:
             await slept.cancel()
         except RunEnded:
@@ -64,6 +69,7 @@ async def play(job: dict[str, Any]) -> None:
             raise AssertionError("a cancelled run has completed instead")
         except WorkflowFailed as error:
             assert error.status == "cancelled", error  # noqa: PT017
+        await copy_and_forget(job, engine, await turns.result(20))
         assert first == 3
         assert outcome == RESULT, outcome
     async with AsyncClient(job["url"], namespace=job["namespace"]) as hf:
@@ -72,6 +78,41 @@ async def play(job: dict[str, Any]) -> None:
         held = (await hf.locks.inspect("till")).holders
         assert not held, f"locks are held at the end: {held}"
     log.note(what="finished")
+
+
+async def copy_and_forget(job: dict[str, Any], engine: Engine, read: list[int]) -> None:
+    """Fork a run and import it, and give up a blocked run and purge it."""
+    assert read == TURNS, read
+    with suppress(RunExists):
+        await engine.fork("rounds", from_step="last", id="forked")
+    assert await engine.handle("forked").result(20) == TURNS
+    with suppress(RunExists):
+        await engine.import_(await engine.export("rounds"), id="imported")
+    copy = await engine.get("imported")
+    assert (copy.status, copy.generation) == ("completed", len(TURNS)), copy
+    async with AsyncClient(job["url"], namespace=job["namespace"]) as hf:  # an engine would check the input
+        await hf.runs.start("unreadable", "no number", id="unreadable", idempotency_key="unreadable")
+
+    async def blocked() -> bool:
+        return (await engine.get("unreadable")).status in ("blocked", "failed")
+
+    async def given_up() -> bool:
+        """It is tried again at once, so that a try may be under way."""
+        await eventually_async(blocked)
+        with suppress(RunLocked):
+            await engine.fail("unreadable", "it is no number")
+        return not (await engine.get("unreadable")).living
+
+    async def purged() -> bool:
+        await engine.purge(older_than=0, workflow="unreadable")
+        return not (await engine.list(workflow="unreadable")).runs
+
+    await eventually_async(blocked)
+    if (await engine.get("unreadable")).status == "blocked":
+        await engine.retry("unreadable")
+        with suppress(RunEnded):
+            await eventually_async(given_up)
+    await eventually_async(purged)
 
 
 def run(job: dict[str, Any]) -> None:

@@ -121,4 +121,25 @@ async def fails_once(ctx: Context, path: str) -> int:
         return await ctx.step("go", go)
 
 
-WORKFLOWS = [full_workflow, small, sleeper, fails_once]
+@workflow
+async def rounds(ctx: Context, job: dict[str, Any]) -> list[int]:
+    """Three generations. Each reads one signal, and ends inside the block of a lock that the next one enters again."""
+    read = job.get("read", [])
+    async with ctx.mutex("round", scope="global"):
+        await note(job["log"], len(read))
+        read = [*read, await ctx.wait_for_signal("turn")]
+        if len(read) < len(TURNS):
+            raise ctx.continue_as_new({**job, "read": read})
+    await ctx.step("last", note, job["log"], len(read))
+    return read
+
+
+TURNS = [1, 2, 3]
+
+
+@workflow
+async def unreadable(ctx: Context, number: int) -> None:
+    """Is started with an input that is no number, so that each try blocks it."""
+
+
+WORKFLOWS = [full_workflow, small, sleeper, fails_once, rounds, unreadable]
