@@ -282,10 +282,11 @@ def test_a_signal_that_comes_with_the_end_makes_the_run_continue(url, played, en
 
 def test_a_signal_that_comes_while_the_run_waits_for_a_step_before_it_continues_is_kept(url, played, engine_on):
     async def scenario():
-        go = asyncio.Event()
+        begun, go = asyncio.Event(), asyncio.Event()
 
         @step
         async def stubborn() -> None:
+            begun.set()
             try:
                 await go.wait()
             except asyncio.CancelledError:
@@ -295,16 +296,17 @@ def test_a_signal_that_comes_while_the_run_waits_for_a_step_before_it_continues_
         async def rounds(ctx: Context, n: int) -> list[int]:
             if n == 1:
                 slow = asyncio.create_task(stubborn())
-                await ctx.step("quick", len, "abc")
+                await ctx.step("quick", begun.wait)
                 slow.cancel()
                 raise ctx.continue_as_new(2)
             return await ctx.signals("n")
 
         async with engine_on(url, [rounds]) as engine:
             handle = await engine.start(rounds, 1, id="r")
-            await eventually_async(lambda: asyncio.sleep(0, engine._worker.drivers["r"].end is not None))
+            drivers = engine._worker.drivers
+            await eventually_async(lambda: "r" in drivers and drivers["r"].end is not None)
             await handle.signal("n", 7)
-            await eventually_async(lambda: asyncio.sleep(0, engine._worker.drivers["r"]._seen == 1))
+            await eventually_async(lambda: "r" in drivers and drivers["r"]._seen == 1)
             go.set()
             assert await handle.result() == [7]
 
