@@ -416,7 +416,16 @@ LOCKS_AND_STATE = (
 )
 """The stand-ins for MongoDB and DynamoDB are slow, and have no workflows: other tests of clients are left to others."""
 
-WORKFLOWS_BY_SQL = ("workflows", "limits", "run_locks", "ownership", "attempts", "deadlock_runs", "transactions_mysql")
+WORKFLOWS_BY_SQL = (
+    "workflows",
+    "limits",
+    "run_locks",
+    "ownership",
+    "attempts",
+    "deadlock_runs",
+    "transactions_mysql",
+    "random_generations",
+)
 """PostgreSQL through the common implementation runs the same code as MariaDB: a part of the tests of workflows."""
 
 PROVIDERS = {

@@ -14,8 +14,9 @@ import random
 from contextlib import suppress
 
 import pytest
+from random_programs import Interpreter, depends_on_time, program, without_random_values
 
-from holdfast import Context, StepFailed, WorkflowFailed, workflow
+from holdfast import Context, workflow
 from holdfast.commands import ForceRelease
 from holdfast.commands.runs import ReadRun
 from holdfast.errors import RunEnded
@@ -31,101 +32,9 @@ CRASHES = 3
 """Fewer than make a run suspicious for good: a worker drives suspects one at a time, which takes its time."""
 
 
-def program(chance: random.Random, depth: int = 3) -> list:
-    """A random program, as JSON."""
-    if depth == 0 or chance.random() < 0.25:
-        return chance.choice([
-            ["step", chance.randrange(100), chance.choice([0, 0, 1, 4])],
-            ["sleep", chance.choice([0, 1, 5])],
-            ["signal", chance.choice("ab")],
-            ["fail", chance.randrange(100)],
-            ["chance"],
-        ])  # fmt: skip
-    kind = chance.choice(["seq", "seq", "gather", "gather", "first", "timeout", "child", "queue", "patched"])
-    if kind == "timeout":
-        return ["timeout", chance.choice([0, 1, 3, 20]), program(chance, depth - 1)]
-    if kind == "patched":
-        return ["patched", chance.choice("xy"), program(chance, depth - 1), program(chance, depth - 1)]
-    if kind == "child":
-        return ["child", program(chance, depth - 2 if depth > 1 else 0)]
-    return [kind, *(program(chance, depth - 1) for _ in range(chance.choice([1, 2, 3])))]
-
-
-def depends_on_time(op: list) -> bool:
-    """Whether the result depends on which task is first, or on whether a crash was before a marker was stored."""
-    return op[0] in ("first", "timeout", "signal", "patched") or any(
-        isinstance(part, list) and depends_on_time(part) for part in op
-    )
-
-
-async def effect(value: int, pause: float) -> int:
-    await asyncio.sleep(pause)
-    return value
-
-
-async def failing(value: int) -> int:
-    raise ValueError(str(value))
-
-
-async def interpret(ctx: Context, op: list) -> object:  # noqa: C901, PLR0911, PLR0912  (one case a kind)
-    kind, *parts = op
-    match kind:
-        case "step":
-            return await ctx.step("effect", effect, parts[0], parts[1] / 1_000)
-        case "fail":
-            try:
-                return await ctx.step("failing", failing, parts[0])
-            except StepFailed as error:
-                return ["failed", error.detail]
-        case "sleep":
-            await ctx.sleep(parts[0] / 1_000)
-            return None
-        case "signal":
-            try:
-                return await ctx.wait_for_signal(parts[0], timeout=0.02)
-            except TimeoutError:
-                return "nobody"
-        case "chance":
-            return [ctx.random(), str(ctx.uuid4()), ctx.now() == ctx.now()]
-        case "seq":
-            return [await interpret(ctx, part) for part in parts]
-        case "gather":
-            return await asyncio.gather(*(interpret(ctx, part) for part in parts))
-        case "queue":
-            queue: asyncio.Queue = asyncio.Queue()
-
-            async def put(place: int, part: list) -> None:
-                await queue.put([place, await interpret(ctx, part)])
-
-            async with asyncio.TaskGroup() as group:
-                for place, part in enumerate(parts):
-                    group.create_task(put(place, part))
-            return sorted([queue.get_nowait() for _ in parts], key=lambda pair: pair[0])
-        case "first":
-            tasks = [asyncio.create_task(interpret(ctx, part)) for part in parts]
-            done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in pending:
-                task.cancel()
-            return [[place, task.result()] for place, task in enumerate(tasks) if task in done]
-        case "timeout":
-            try:
-                async with asyncio.timeout(parts[0] / 1_000):
-                    return await interpret(ctx, parts[1])
-            except TimeoutError:
-                return "too late"
-        case "patched":
-            return await interpret(ctx, parts[1] if ctx.patched(parts[0]) else parts[2])
-        case "child":
-            try:
-                return await ctx.child(interpreter, parts[0])
-            except WorkflowFailed as error:
-                return error.status
-    raise AssertionError(kind)
-
-
 @workflow
 async def interpreter(ctx: Context, op: list) -> object:
-    return await interpret(ctx, op)
+    return await Interpreter(ctx, interpreter).run(op)
 
 
 class NoEffects:
@@ -198,15 +107,6 @@ def test_a_random_program_with_crashes_has_one_history_and_the_right_result(chun
                 assert check_history(interpreter, await engine.export(f"c{seed}")).ended == "completed"
                 if not depends_on_time(op):
                     whole = await play(engine, op, f"w{seed}", None)
-                    assert _without_random_values(whole) == _without_random_values(crashed), f"seed {seed}: {op}"
+                    assert without_random_values(whole) == without_random_values(crashed), f"seed {seed}: {op}"
 
     asyncio.run(scenario())
-
-
-def _without_random_values(value: object) -> object:
-    """Without random values: another run has other numbers."""
-    if isinstance(value, list):
-        if len(value) == 3 and isinstance(value[0], float):
-            return "chance"
-        return [_without_random_values(one) for one in value]
-    return value

@@ -249,9 +249,10 @@ def test_a_run_that_failed_because_of_unread_signals_is_replayed():
 
 def test_a_run_that_waits_for_a_step_before_it_continues_is_replayed():
     async def scenario():
-        go = asyncio.Event()
+        begun, go = asyncio.Event(), asyncio.Event()
 
         async def stubborn() -> None:
+            begun.set()
             try:
                 await go.wait()
             except asyncio.CancelledError:
@@ -261,7 +262,7 @@ def test_a_run_that_waits_for_a_step_before_it_continues_is_replayed():
         async def rounds(ctx: Context, n: int) -> int:
             if n == 1:
                 slow = asyncio.create_task(ctx.step("slow", stubborn))
-                await ctx.step("quick", work, "a")
+                await ctx.step("quick", begun.wait)
                 slow.cancel()
                 raise ctx.continue_as_new(2)
             return n

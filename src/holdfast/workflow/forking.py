@@ -72,7 +72,7 @@ def kept_entries(claim: Claim, from_step: str | None) -> int:
         return cut(claim, restart=False)[0] - 1
     begun = last_attempt(entries)
     ids = [getattr(entry, "id", "") for entry in entries]
-    if from_step not in ids[begun:]:
+    if not from_step or from_step not in ids[begun:]:
         raise _unknown_step(run, from_step, ids, begun)
     first = ids.index(from_step, begun)
     if any(isinstance(entry, j.CancelAsked) for entry in entries[begun:first]):
@@ -125,6 +125,7 @@ def past_of(claim: Claim, id: str, keep: int, *, step: str = "", unread: bool = 
         entries=tuple(map(j.encode_entry, (forked, *earlier, *last))),
         events=tuple(event for event in claim.events if event.number in read),
         posted=run.posted,
+        generation=run.generation,  # the code of the kept part may have used it
     )
 
 

@@ -59,8 +59,6 @@ def _continued(queries: RunQueries, claim: Claim, id: str) -> Flow[RunInfo]:
     entries = [j.decode_entry(text) for text in claim.entries[1:]]
     keep = before_open_locks(entries, len(entries)) if run.living else kept_entries(claim, None)
     past = past_of(claim, id, keep, unread=True)
-    if id == run.id:
-        past = replace(past, generation=run.generation)
     return (yield from start_with(queries, claim, id, past))
 
 

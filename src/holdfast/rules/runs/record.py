@@ -239,8 +239,8 @@ class RunEvent(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 class Past(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """What a run has from its start on besides its input: entries, events, and the number of the last event.
 
-    A run that continues under its own id in another store is in the same `generation` there, so that the keys of its
-    steps are the same.
+    It is in the same `generation` as the run that has this past: its code may have used the number, and a run that
+    continues under its own id in another store has the same keys of steps.
     """
 
     entries: tuple[str, ...] = ()

@@ -1,0 +1,247 @@
+"""Random programs of several generations, on every store, with crashes at commits.
+
+A run continues as new at random places, and because of unread signals. While it runs, signals are sent to it, some of
+them twice, and the worker that drives it loses its lease just before or just after a commit, as if it had been killed
+there. At the end
+
+- the stored history replays to the result that was stored,
+- each idempotency key was used by one generation, with the same arguments each time,
+- each accepted signal was read once, in the order in which those of its name were sent, or is unread,
+- a program whose result does not depend on time has the result and the effects that it has without a crash,
+- and a fork of the run from a random step ends as the run did.
+
+HOLDFAST_PROGRAMS is the number of programs, as for test_random_replay.py; servers get a part of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from contextlib import closing, suppress
+
+from random_programs import BY_UNREAD, LETTERS, ON_UNREAD, SEEN, plan, without_random_values
+from waiting import eventually_async
+
+from holdfast import WorkflowFailed
+from holdfast.commands import ForceRelease
+from holdfast.commands.runs import ReadRun
+from holdfast.errors import InvalidOption, RunEnded
+from holdfast.rules.runs.record import worker_key
+from holdfast.runtime import failpoints
+from holdfast.stores import open_store
+from holdfast.workflow import journal as j
+from holdfast.workflow.continuing import unread_signals
+from holdfast.workflow.history_check import check_history
+from holdfast.workflow.queries import result_of
+from holdfast.workflow.replay import Replay
+
+PROGRAMS = int(os.environ.get("HOLDFAST_PROGRAMS", "500"))
+SHARES = {"memory": 10, "sqlite": 50}
+"""A store has one of so many programs; others, one of a hundred."""
+CRASHES = 3
+POINTS = 40
+"""The crashes are at some of the first commits of this number."""
+SIGNALS = 6
+EVERY_COMMIT = 1_000_000
+"""The first seed of the programs that have a crash at each commit."""
+
+
+def programs(url: str) -> range:
+    return range(max(1, PROGRAMS // SHARES.get(url.partition(":")[0], 100)))
+
+
+class Crashes:
+    """Ends the lease of the worker of an engine at the n-th failpoint that is reached, for each n of `at`."""
+
+    def __init__(self, engine, url: str, at: set[int]) -> None:
+        self.engine, self.url, self.at = engine, url, set(at)
+        self.reached, self.points = 0, []
+
+    def __call__(self, point: str) -> None:
+        """Called by a thread that sends commands, so that nothing is sent or answered meanwhile."""
+        self.reached += 1
+        worker = self.engine._worker
+        lease = None if worker is None else worker._lease
+        if self.reached not in self.at or lease is None or not worker.id:
+            return
+        self.points.append(point)
+        release = ForceRelease(key=worker_key(worker.id), by="test", reason="crash")
+        with closing(open_store(self.url, namespace="default")) as store, closing(store.connect("commands")) as direct:
+            direct.execute([release])
+        worker._loop.call_soon_threadsafe(worker._lost, lease)
+
+
+class NoEffects:
+    """Fails on every effect: a complete replay must not request any."""
+
+    refused = None
+
+    def __getattr__(self, name):
+        raise AssertionError(f"a finished history asks for {name}")
+
+    def dropped(self, call):
+        """A step that is no longer awaited is part of the history."""
+
+    def cancel_child(self, id):
+        """So is a child that was cancelled."""
+
+
+async def ended(handle):
+    """How a run has ended: its result, or its error."""
+    try:
+        return await handle.result(20)
+    except WorkflowFailed as error:
+        return [error.status, error.kind, error.detail]
+
+
+async def sent(handle, chance: random.Random) -> list[tuple[str, int]]:
+    """Send signals to a run, and some of them again. Returns those that were accepted, in their order."""
+    accepted = []
+    with suppress(RunEnded):
+        for number in range(chance.randrange(SIGNALS)):
+            await asyncio.sleep(chance.choice([0, 0, 0.001, 0.005, 0.02]))
+            name = chance.choice(LETTERS)
+            await handle.signal(name, number, idempotency_key=f"key {number}")
+            accepted.append((name, number))
+            if chance.random() < 0.3:
+                name, again = chance.choice(accepted)
+                await handle.signal(name, again, idempotency_key=f"key {again}")
+    return accepted
+
+
+async def play(engine, flow, given: dict, name: str, chance: random.Random | None) -> tuple[object, list]:
+    """Run a plan to its end, and all of its children. Returns its end, and the signals that it accepted."""
+    handle = await engine.start(flow, given, id=name)
+    accepted = [] if chance is None else await sent(handle, chance)
+    end = await ended(handle)
+    await eventually_async(lambda: is_over(engine, name))
+    return end, accepted
+
+
+async def is_over(engine, name: str) -> bool:
+    return not any(run.status in LIVING for run in (await engine.list(prefix=name)).runs)
+
+
+LIVING = ("queued", "pending", "running", "suspended", "blocked")
+
+
+async def replayed(engine, name: str) -> tuple[object, set[int]]:
+    """The result of the replay of the last generation of a run, and the numbers of the signals that it left unread."""
+    claim = (await engine._worker.execute(ReadRun(run=name, history=True))).claim
+    flow = engine._workflows[claim.run.type]
+    code = Replay(claim.run, flow, NoEffects(), max_bytes=2**20, transactional=False)
+    done = asyncio.Event()
+
+    def replay():
+        code.replay(claim.entries, claim.events)
+        done.set()
+
+    asyncio.get_running_loop().call_soon(replay)
+    await asyncio.wait_for(done.wait(), 10)
+    assert code.done
+    result, unread = code.root.result(), {int(code.inbox[number].payload) for number in unread_signals(code)}
+    code.leave()
+    if claim.run.status == "completed":
+        assert result_of(claim.run, object) == result
+    else:
+        failure = j.read_failure(claim.run.result)
+        assert failure.type == "holdfast.errors.SignalsUnread", failure
+        assert unread
+    return result, unread
+
+
+def check_effects() -> None:
+    for key, found in SEEN.effects.items():
+        assert len(found) == 1, f"the key {key!r} was used with {found}"
+        ((run, generation, _),) = found
+        assert key.startswith(f"{run}:" if generation == 1 else f"{run}~{generation}:"), (key, found)
+
+
+def check_signals(name: str, accepted: list, unread: set[int]) -> None:
+    """Each accepted signal was read once, in order, by one of the generations, or is unread."""
+    generations = sorted(generation for run, generation in SEEN.reads if run == name)
+    read = [pair for generation in generations for pair in SEEN.reads[name, generation]]
+    assert sorted([*(number for _, number in read), *unread]) == [number for _, number in accepted], (read, unread)
+    for letter in LETTERS:
+        numbers = [number for one, number in read if one == letter]
+        assert numbers == sorted(numbers), read
+
+
+async def check_fork(engine, name: str, fork: str, chance: random.Random, *, timeless: bool) -> None:
+    """A fork from a random step of the last generation ends, and as the run did if time makes no difference."""
+    history = await engine.export(name)
+    steps = [entry.id for entry in map(j.decode_entry, history.entries[1:]) if isinstance(entry, j.StepDone)]
+    if not steps:
+        return
+    try:
+        await engine.fork(name, from_step=chance.choice(steps), id=fork)
+    except InvalidOption:  # a fork of a fork's or of a cancelled part
+        return
+    end = await ended(engine.handle(fork))
+    await eventually_async(lambda: is_over(engine, fork))
+    result, _ = await replayed(engine, fork)
+    if timeless:
+        origin = result_of(history.run, object)
+        assert without_random_values(end) == without_random_values(origin) == without_random_values(result)
+
+
+async def check_program(engine, url: str, seed: int, monkeypatch, at: set[int] | None = None) -> int:
+    """Play one program with crashes, and compare it with itself without. Returns how many failpoints it reached."""
+    chance = random.Random(seed)
+    timeless = chance.random() < 0.4
+    flow = BY_UNREAD["keep" if timeless else chance.choice(ON_UNREAD)]
+    given = {"plan": plan(chance, timeless=timeless)}
+    at = {chance.randrange(1, POINTS) for _ in range(CRASHES)} if at is None else at
+    name = f"c{seed}-{min(at, default=0)}"
+    crashes = Crashes(engine, url, at)
+    what = f"seed {seed}, crashes at {sorted(at)}: {flow.name} {given}"
+    monkeypatch.setattr(failpoints, "reached", crashes)
+    try:
+        end, accepted = await play(engine, flow, given, name, chance)
+        await check_fork(engine, name, f"f{name}", chance, timeless=timeless)
+        monkeypatch.setattr(failpoints, "reached", None)
+        _, unread = await replayed(engine, name)
+        check_signals(name, accepted, unread)
+        check_effects()
+        run = await engine.get(name)
+        assert run.locks == ()
+        check_history(flow, await engine.export(name))
+        if timeless:
+            whole, _ = await play(engine, flow, given, f"w{name}", None)
+            assert without_random_values(whole) == without_random_values(end)
+            assert SEEN.of(f"w{name}") == SEEN.of(name)
+    except BaseException as error:
+        error.add_note(f"{what}\ncrashed {crashes.points}")
+        raise
+    finally:
+        monkeypatch.setattr(failpoints, "reached", None)
+        SEEN.effects.clear()
+        SEEN.reads.clear()
+    return crashes.reached
+
+
+def test_a_random_program_of_generations_with_crashes_has_the_right_effects_and_loses_no_signal(
+    url, engine_on, monkeypatch
+):
+    async def scenario():
+        async with engine_on(url, list(BY_UNREAD.values()), worker_ttl=60) as engine:
+            for seed in programs(url):
+                await check_program(engine, url, seed, monkeypatch)
+
+    asyncio.run(scenario())
+
+
+def test_a_random_program_of_generations_survives_a_crash_at_each_of_its_commits(url, engine_on, monkeypatch):
+    """One program after another, each played once for each failpoint that it reaches."""
+
+    async def scenario():
+        async with engine_on(url, list(BY_UNREAD.values()), worker_ttl=60) as engine:
+            crashes, seed = 0, EVERY_COMMIT
+            while crashes < 4 * len(programs(url)):
+                points = await check_program(engine, url, seed, monkeypatch, at=set())
+                for point in range(1, points + 1):
+                    await check_program(engine, url, seed, monkeypatch, at={point})
+                crashes, seed = crashes + points, seed + 1
+
+    asyncio.run(scenario())
