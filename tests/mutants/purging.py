@@ -53,6 +53,13 @@ PURGING = [
         (SUITE + "test_a_large_tree_is_removed_in_steps_and_absent_from_the_second_one_on",),
     ),
     Mutant(
+        "a start does not finish a purge that was stopped under its id",
+        "workflow/start.py",
+        "                if not (yield from _removed(outcome.run)):\n                    break\n",
+        "                break\n",
+        ("tests/workflows/test_purging.py::test_a_start_finishes_the_purge_that_was_stopped_under_its_id[memory]",),
+    ),
+    Mutant(
         "the state of a tree stays when the tree goes",
         "stores/sqlite/runs.py",
         "    \"DELETE FROM slots WHERE namespace = ? AND scope = 'execution' AND owner = ?\",\n",
