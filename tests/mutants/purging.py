@@ -53,6 +53,27 @@ PURGING = [
         (SUITE + "test_a_large_tree_is_removed_in_steps_and_absent_from_the_second_one_on",),
     ),
     Mutant(
+        "a start does not finish a purge that was stopped under its id",
+        "workflow/start.py",
+        "                if not (yield from _removed(outcome.run)):\n                    break\n",
+        "                break\n",
+        ("tests/workflows/test_purging.py::test_a_start_finishes_the_purge_that_was_stopped_under_its_id[memory]",),
+    ),
+    Mutant(
+        "an imported child stays in the tree of its root",
+        "rules/runs/importing.py",
+        'parent="", root=run.id, remembered=None',
+        "remembered=None",
+        (SUITE + "test_an_imported_child_is_a_first_run_and_is_purged_alone",),
+    ),
+    Mutant(
+        "a run that is imported under a purged id takes a number that this had already",
+        "rules/runs/importing.py",
+        "max(run.generation, taken.generation)",
+        "run.generation",
+        (SUITE + "test_a_run_is_imported_under_an_id_that_was_purged_and_keeps_the_higher_number",),
+    ),
+    Mutant(
         "the state of a tree stays when the tree goes",
         "stores/sqlite/runs.py",
         "    \"DELETE FROM slots WHERE namespace = ? AND scope = 'execution' AND owner = ?\",\n",

@@ -20,7 +20,7 @@ from holdfast.rules.runs.outcomes import Posted, Purged, RunRefused, Started
 from holdfast.rules.runs.record import NewRun
 from holdfast.stores.contract import Connection
 from holdfast.testing import TestEngine
-from holdfast.workflow import PurgeReport
+from holdfast.workflow import PurgeReport, start
 from holdfast.workflow.purging import Purge, checked_request
 
 
@@ -201,19 +201,46 @@ def test_a_purge_that_stopped_within_a_large_tree_is_continued_by_the_next_one(u
             connection.close()
 
 
-def test_an_id_whose_tree_is_being_removed_cannot_be_started(url):
+def hidden_tree(connection, root: str, children: int) -> None:
+    """A tree whose purge was stopped after it had hidden the first run."""
+    ended_tree(connection, root, children)
+    for step in ("mark", "hide"):
+        connection.execute([p.PurgeTree(root=root, before=2**53 - 1, purge="p", step=step)])
+
+
+def test_a_hidden_tree_is_removed_by_any_later_purge_whatever_its_age_is(url):
     with Client(url) as hf:
         connection = hf.runtime.store.connect("commands")
-        ended_tree(connection, "r", 120)
-        before = 2**53 - 1
-        for step in ("mark", "hide"):
-            connection.execute([p.PurgeTree(root="r", before=before, purge="p", step=step)])
-        with pytest.raises(RunExists, match="is being purged"):
-            hf.runs.start("t", id="r")
+        hidden_tree(connection, "r", 120)
         with pytest.raises(UnknownRun):
             hf.runs.get("r")
-        assert hf.runs.purge(older_than="300 days").runs == 121  # what is hidden is removed whatever its age is
+        assert hf.runs.purge(older_than="300 days").runs == 121
         hf.runs.start("t", id="r")
+        connection.close()
+
+
+def test_a_start_finishes_the_purge_that_was_stopped_under_its_id(url):
+    with Client(url) as hf:
+        connection = hf.runtime.store.connect("commands")
+        hidden_tree(connection, "r", 120)
+        assert hf.runs.start("t", id="r") == "r"
+        hidden_tree(connection, "s", 120)
+        assert hf.runs.start_or_signal("t", id="s", name="go") == "s"
+        hidden_tree(connection, "u", 120)
+        assert hf.runs.start("t", id="u", on_existing="replace_ended") == "u"
+        assert sorted(run.id for run in hf.runs.list(limit=1_000).runs) == ["r", "s", "u"]
+        assert hf.runs.purge(older_than="300 days") == PurgeReport()
+        connection.close()
+
+
+def test_a_start_sends_a_limited_number_of_steps_of_a_purge(monkeypatch):
+    monkeypatch.setattr(start, "PURGE_STEPS", 1)
+    with Client(f"memory://{secrets.token_hex(4)}") as hf:
+        connection = hf.runtime.store.connect("commands")
+        hidden_tree(connection, "r", 120)
+        with pytest.raises(RunExists, match="is being purged"):
+            hf.runs.start("t", id="r")
+        assert hf.runs.start("t", id="r") == "r"
         connection.close()
 
 

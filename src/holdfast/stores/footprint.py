@@ -419,8 +419,6 @@ def _one_run(command: ONE_RUN, known: Snapshot | None) -> Questions:
 
 def _import(run: Run, known: Snapshot | None) -> Questions:
     yield RunById(run.id)
-    if run.parent:
-        yield RecordAt(TREE_MEMBER.name, tree_key(run.root, run.id))
     if run.key:
         yield RunByKey(run.workflow, run.key)
         if isinstance(same := _look(known, RunByKey(run.workflow, run.key)), str):

@@ -14,6 +14,7 @@ from typing import Any, get_args
 import msgspec
 
 from ..commands import Command, Failed
+from ..commands.purging import PurgeTree
 from ..commands.runs import ForkRun, ListWorkers, PublishLimits, ReadLimits, StartOrSignal, StartRun
 from ..errors import HoldfastError, InvalidOption, InvalidValue, RunExists, WorkflowDefinitionRequired
 from ..platform import elapsed
@@ -25,6 +26,7 @@ from ..rules.runs.outcomes import (
     LimitsPublished,
     Obstacle,
     Posted,
+    PurgeStep,
     RunTaken,
     Started,
     WorkerGone,
@@ -54,6 +56,8 @@ LOOK_FOR_WORKERS = 30.0
 """Seconds after which a start checks again whether a worker knows the workflow."""
 TERMS_CHANGE = 10
 """How often the limits of a workflow may change while a run of it is being started."""
+PURGE_STEPS = 1_000
+"""How many steps of a purge that was stopped one start sends, at most."""
 
 
 class _KnownWorkflows:
@@ -175,7 +179,10 @@ class RunStarter:
         for _ in range(TERMS_CHANGE):
             counted = self._counted(new, workflow)
             outcome, _ = yield from send(command(counted, worker))
-            if isinstance(outcome, WorkerGone):
+            if isinstance(outcome, RunTaken) and outcome.run.status == "purged":
+                if not (yield from _removed(outcome.run)):
+                    break
+            elif isinstance(outcome, WorkerGone):
                 worker = ""
             elif isinstance(outcome, LimitsDiffer):
                 ours = self._unpublished(workflow_of(new.type), workflow, outcome)
@@ -299,6 +306,17 @@ class RunStarter:
         return started
 
 
+def _removed(hidden: Run) -> Flow[bool]:
+    """Finish a purge that was stopped after it had hidden the tree of this run. False: parts of the tree are left."""
+    command = PurgeTree(root=hidden.root or hidden.id, before=0, purge="", step="remove")
+    for _ in range(PURGE_STEPS):
+        outcome, _ = yield from send(command)
+        assert isinstance(outcome, PurgeStep)  # noqa: S101
+        if outcome.state != "hidden":
+            return True
+    return False
+
+
 def _carried_out(joined: Connection, command: Command) -> Outcome:
     (outcome,) = joined.execute([command])
     if isinstance(outcome, Failed):
@@ -310,7 +328,8 @@ def _started(new: NewRun, outcome: Outcome) -> Started:
     if isinstance(outcome, RunTaken) and outcome.run.status == "purged":
         raise RunExists(
             f"an earlier run with the id {new.id!r} is being purged, in several steps. Nothing was started. Start it "
-            "again when the purge has ended, or choose another id.",
+            "again when the purge has ended. If the purge was stopped, a start outside of a transaction finishes it, "
+            "and so does any later purge of this workflow.",
             run_id=new.id,
             status=outcome.run.status,
         )

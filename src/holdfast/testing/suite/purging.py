@@ -249,6 +249,31 @@ class PurgeTests(RunTests):
         assert self.purge("r").runs == 1
         assert self.ask(start(request="newest"), Started).run.generation == 9
 
+    def test_a_run_is_imported_under_an_id_that_was_purged_and_keeps_the_higher_number(self) -> None:
+        for name, generation in (("r", 7), ("s", 2)):
+            self.ended(name)
+            self.ask(Renumber(run=name, generation=generation), RunSeen)
+            ended = replace(self.run_seen(name), generation=3)
+            assert self.purge(name).runs == 1
+            command = r.ImportRun(imported=ended, entries=("1", "a"), events=())
+            began = self.ask(command, Started)
+            assert (began.run, began.fresh) == (replace(ended, generation=max(3, generation)), True)
+            assert self.run_seen(name) == began.run
+            assert not self.ask(command, Started).fresh
+        assert self.found() == ["r", "s"]
+
+    def test_an_imported_child_is_a_first_run_and_is_purged_alone(self) -> None:
+        """Its root is not here, or is another run with this id."""
+        parent = self.tree("child")
+        self.finish("child")
+        ended = replace(self.run_seen("child"), id="copy")
+        self.ask(r.ImportRun(imported=ended, entries=("2",), events=()), Started)
+        self.ask(record(parent, then=DONE, seen=9), Recorded)
+        assert self.run_seen("copy").root == "copy"
+        assert self.purge("r").runs == 2
+        assert self.found() == ["copy"]
+        assert self.purge("copy").runs == 1
+
     def test_a_step_removes_a_limited_number_of_runs(self) -> None:
         self.add_worker(seconds=3_000)
         roots = [f"r{n}" for n in range(rules.RUNS_AT_ONCE + 5)]

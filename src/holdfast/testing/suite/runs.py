@@ -559,8 +559,12 @@ class RunTests(HistoryComparison):
             key="k", parent="p", root="p", started_at=6, ended_at=7, result="null", attributes={"n": 1},
         )  # fmt: skip
         command = r.ImportRun(imported=ended, entries=("1", "a"), events=(event,))
-        assert self.ask(command, Started).run == ended
-        assert self.ask(command, RunTaken).run == ended
+        began = self.ask(command, Started)
+        ended = replace(ended, parent="", root="r")  # that run is not here, or is another one
+        assert (began.run, began.fresh) == (ended, True)
+        again = self.ask(command, Started)
+        assert (again.run, again.fresh) == (ended, False)
+        self.ask(replace(command, imported=replace(ended, created_at=4)), RunTaken)
         other = replace(command, imported=replace(ended, id="s"))
         assert self.ask(other, RunTaken).run.id == "r", "the idempotency key is in use"
         for living in (replace(ended, id="s", key="", status="pending"), replace(ended, id="s", key="", due_at=0)):
