@@ -459,3 +459,23 @@ def test_an_unreadable_signal_does_not_affect_other_signals(url, played, engine_
             assert await handle.result(timeout=20) == [[1], "unfit", [3]]
 
     played(scenario)
+
+
+def test_what_a_cancelled_call_of_signals_has_received_is_read_by_the_next_one(url, played, engine_on):
+    @workflow
+    async def polls(ctx, _none: None):
+        await ctx.wait_for_signal("begin")
+        first = asyncio.create_task(ctx.signals("n"))
+        await ctx.wait_for_signal("now")
+        first.cancel()
+        one = await ctx.wait_for_signal("n")
+        return [one, *(await ctx.signals("n"))]
+
+    async def scenario():
+        async with engine_on(url, [polls]) as engine:
+            handle = await engine.start(polls)
+            for name, payload in (("n", 1), ("n", 2), ("now", None), ("begin", None)):
+                await handle.signal(name, payload)
+            return await handle.result()
+
+    assert played(scenario) == [1, 2]

@@ -83,6 +83,11 @@ def cancel(settings: Settings, run_id: str) -> None:
         message = f"The cancellation of {run_id} is requested; {info.holder} drives it. Its finally blocks have 30 s."
     elif not info.living:
         message = f"The cancellation of {run_id} was requested before; it is {info.status}."
+    elif info.blocked is not None:
+        message = (
+            f"The cancellation of {run_id} is requested, but the run is blocked: it is cancelled when an engine has "
+            "code that fits its history. 'holdfast runs fail' gives it up now."
+        )
     else:
         message = f"The cancellation of {run_id} is requested; the next worker that claims it cancels it. {workers}"
     _print_run(settings, info, message)

@@ -65,9 +65,10 @@ def fork_run(settings: Settings, *, run_id: str, from_step: str | None, text: st
 def import_run(settings: Settings, *, file: Path, new_id: str | None, run: bool) -> None:
     """Write a run that 'holdfast runs export' has written into this store, for debugging it.
 
-    Nothing is executed: a run that had not ended is cancelled here, unless --run is given.
+    Nothing is executed: a run that had not ended is cancelled here, unless --run is given. A store that does not
+    exist is created.
     """
-    with open_runs(settings) as hf:
+    with open_runs(settings, create=True) as hf:
         try:
             history = RunHistory.read(file)
             info = hf.runs.import_(history, id=new_id, run=run)

@@ -32,6 +32,7 @@ class PurgeDeclined(HoldfastError):
     "--status", "statuses", multiple=True, type=click.Choice(ENDS), help="How they ended; may be repeated. All."
 )
 @click.option("--workflow", help="Only runs of this workflow, with all runs below them.")
+@click.option("--dry-run", is_flag=True, help="Only count.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @common
 @pass_settings
@@ -43,6 +44,7 @@ def purge_runs(
     older_than: str,
     statuses: tuple[str, ...],
     workflow: str | None,
+    dry_run: bool,
     yes: bool,
 ) -> None:
     """Remove ended runs for good: their input, history, signals, result and state, and all runs below them.
@@ -50,18 +52,19 @@ def purge_runs(
     It counts first, and asks. What was removed when it is interrupted stays removed; run it again for the rest.
     """
     request = checked_request(older_than=older_than, status=statuses or None, workflow=workflow)
-    if not yes and (sys.stdin is None or not sys.stdin.isatty() or not sys.stderr.isatty()):
+    if not (yes or dry_run) and (sys.stdin is None or not sys.stdin.isatty() or not sys.stderr.isatty()):
         raise click.UsageError(
             "There is no terminal to ask for confirmation on: use --yes. 'holdfast runs list --status completed' shows "
             "ended runs.",
             context,
         )
     with open_runs(settings) as hf:
-        if not yes:
+        if dry_run or not yes:
             counted = Purge(msgspec.structs.replace(request, dry_run=True))
             run_flow(counted.run(), hf.runtime.batchers)
-            if not counted.report.runs:
-                _print(settings, counted.report, "Nothing to remove")
+            if dry_run or not counted.report.runs:
+                what = "Can be removed" if counted.report.runs else "Nothing to remove"
+                _print(settings, counted.report, what)
                 return
             print_line(f"{_counts(counted.report)} can be removed. {_kept(counted.report)}".strip(), err=True)
             if not click.confirm("Remove them for good?", err=True):

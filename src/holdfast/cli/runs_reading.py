@@ -53,9 +53,11 @@ class PauseInfo(NamedTuple):
 
 
 @contextmanager
-def open_runs(settings: Settings, store_options: Mapping[str, object] | None = None) -> Iterator[Client]:
-    """A client for one command about runs."""
-    with open_client(settings, store_options=store_options) as hf:
+def open_runs(
+    settings: Settings, store_options: Mapping[str, object] | None = None, *, create: bool = False
+) -> Iterator[Client]:
+    """A client for one command about runs. Unless the command may `create` the store, it must exist already."""
+    with open_client(settings, create=create, store_options=store_options) as hf:
         if not hf.runtime.store.capabilities.workflows:
             raise StoreUnusable(f"{hf.url} does not support workflows: it has no runs.")
         yield hf

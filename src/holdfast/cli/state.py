@@ -1,6 +1,6 @@
 """`holdfast state`: durable values under a key, as JSON.
 
-`get` prints the current value; `set` replaces it, whatever it was. `set` is the only command that may create a store's
+`get` prints the current value; `set` replaces it, whatever it was. `set` and `runs import` may create a store's
 file.
 """
 

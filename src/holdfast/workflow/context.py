@@ -130,6 +130,7 @@ class Context(ContextLocks):
         self._code = code
         self._counts: dict[str, int] = {}
         self._unfit: dict[str, InvalidValue] = {}  # signals that could not be read, by name
+        self._untaken: dict[str, list[Any]] = {}  # signals that a cancelled call of `signals` has received, by name
         self._random = random.Random(seed)
         self.run_id = code.run.id
         self.workflow_name = workflow_of(code.run.type)
@@ -350,6 +351,8 @@ class Context(ContextLocks):
         if self._code.over:
             await self._code.out()
         checked_key(name, what="signal name")
+        if untaken := self._untaken.get(name):
+            return untaken.pop(0)
         read_as = Any if type is None else type
         if timeout is None:
             return await self._code.wait_for_signal(name, self._next_id(f"signal:{name}"), read_as)
@@ -368,12 +371,15 @@ class Context(ContextLocks):
         """
         if (unfit := self._unfit.pop(name, None)) is not None:
             raise unfit
-        found: list[Any] = []
+        found = self._untaken.pop(name, [])
         while True:
             try:
                 found.append(await self.wait_for_signal(name, type=type, timeout=0))
             except TimeoutError:
                 return found
+            except asyncio.CancelledError:
+                self._untaken[name] = found  # the caller has not got them
+                raise
             except InvalidValue as error:
                 if not found:
                     raise

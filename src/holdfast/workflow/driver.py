@@ -735,7 +735,8 @@ def emit_blocked(emit: Callable[..., None], run: Run) -> None:
 
 def _taken(child: str) -> RunExists:
     return RunExists(
-        f"there is another run with the id {child!r}, which this run did not start. That run was not changed. Give the "
-        "child another id, or none: then its id begins with that of its parent.",
+        f"there is another run with the id {child!r}, which this run did not start, at least not in this "
+        "generation. That run was not changed. Give the child another id, or none: then its id begins with that of its "
+        "parent.",
         run_id=child,
     )

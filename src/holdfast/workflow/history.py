@@ -81,7 +81,9 @@ class RunHistory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def history_of(found: RunHistory | str | PathLike[str]) -> RunHistory:
-    """A history, read from its file if it is not one already."""
+    """A history, read from its file, or from the text of a file, if it is not one already."""
+    if isinstance(found, str) and found.lstrip().startswith("{"):
+        return RunHistory.from_json(found)
     return RunHistory.read(Path(found)) if isinstance(found, str | PathLike) else found
 
 

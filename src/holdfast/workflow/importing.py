@@ -129,4 +129,4 @@ def checked(history: RunHistory) -> Claim:
 
 
 def _damaged(run: Run, why: str) -> InvalidValue:
-    return InvalidValue(f"the history of the run {run.id!r} is damaged: {why}. Nothing was changed.")
+    return InvalidValue(f"the history of the run {run.id!r} is damaged: {why.rstrip('.')}. Nothing was changed.")
