@@ -74,6 +74,13 @@ PURGING = [
         (SUITE + "test_a_run_is_imported_under_an_id_that_was_purged_and_keeps_the_higher_number",),
     ),
     Mutant(
+        "a defect in the purge of one workflow ends the purges of all",
+        "workflow/retention.py",
+        "            except Exception:\n",
+        "            except StopIteration:\n",
+        ("tests/workflows/test_purging.py::test_a_workflow_whose_runs_cannot_be_purged_does_not_keep_the_others",),
+    ),
+    Mutant(
         "the state of a tree stays when the tree goes",
         "stores/sqlite/runs.py",
         "    \"DELETE FROM slots WHERE namespace = ? AND scope = 'execution' AND owner = ?\",\n",

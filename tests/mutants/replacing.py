@@ -50,6 +50,12 @@ REPLACING = [
         "test_a_start_sent_again_returns_its_run_also_after_that_was_replaced",
     ),
     rule(
+        "a replaced child is taken for the one that its restarted parent starts",
+        "if new.parent or not run.replaces or",
+        "if not run.replaces or",
+        "test_a_child_that_was_replaced_is_not_taken_for_the_one_that_its_restarted_parent_starts",
+    ),
+    rule(
         "a signal that the ended run has received begins a run",
         "if before.living or _knows(repo, before, event) is not None:",
         "if before.living:",

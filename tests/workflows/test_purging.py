@@ -354,6 +354,28 @@ async def test_an_engine_removes_the_old_runs_of_its_workflows():
         assert {run.id for run in (await engine.list()).runs} == {"forever"}
 
 
+@pytest.mark.parametrize("error", [StoreContended("busy"), ZeroDivisionError("a defect")])
+@on_a_loop
+async def test_a_workflow_whose_runs_cannot_be_purged_does_not_keep_the_others(monkeypatch, caplog, error):
+    purge = Purge._purge
+
+    def fails_for_the_first(self, name, status):
+        if name == "short":
+            raise error
+        return purge(self, name, status)
+
+    async with TestEngine([short, kept], retain="1 day") as engine:
+        await (await engine.start(short, 1, id="short")).result()
+        await (await engine.start(kept, id="kept")).result()
+        with monkeypatch.context() as patch, caplog.at_level("INFO", "holdfast.workflow"):
+            patch.setattr(Purge, "_purge", fails_for_the_first)
+            await engine.advance("2 days")
+        assert {run.id for run in (await engine.list()).runs} == {"short"}
+        assert "ended runs of 'short' could not be purged" in caplog.text
+        await engine.advance("1 day")
+        assert (await engine.list()).runs == ()
+
+
 @on_a_loop
 async def test_without_a_limit_runs_are_kept():
     async with TestEngine([kept]) as engine:

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, closing
 import pytest
 
 from holdfast import AsyncClient, Client, Concurrency, Context, WorkflowFailed, current_step, step, workflow
-from holdfast.errors import InvalidOption, RunEnded, RunExists
+from holdfast.errors import InvalidKey, InvalidOption, RunEnded, RunExists
 from holdfast.runtime.flows import Submit
 
 SENDERS, RUNS = 8, 5
@@ -187,6 +187,25 @@ def test_options_of_a_start_are_checked(url, played, engine_on):
     played(scenario)
 
 
+def test_an_id_that_is_too_long_to_be_kept_with_a_number_is_not_replaced(url, played, engine_on):
+    async def scenario():
+        async with engine_on(url, [other]) as engine:
+            fits, long = "x" * 490, "y" * 491
+            for run in (fits, long, "z" * 512):
+                assert await (await engine.start(other, "a", id=run)).result(10) == "a"
+            assert await (await engine.start(other, "b", id=fits, on_existing="replace_ended")).result(10) == "b"
+            assert (await engine.get(f"{fits}~1")).result == "a"
+            with pytest.raises(InvalidKey, match=r"has 491 bytes.* at most 490 bytes"):
+                await engine.start(other, "b", id=long, on_existing="replace_ended")
+            with pytest.raises(InvalidKey, match=r"has 491 bytes.* at most 490 bytes"):
+                await engine.start_or_signal(other, "b", id=long, name="n")
+            with Client(url) as hf, pytest.raises(InvalidKey, match="at most 490 bytes"):
+                hf.runs.start_or_signal("other", "b", id=long, name="n")
+            assert (await engine.get(long)).result == "a"
+
+    played(scenario)
+
+
 # -- start or signal ----------------------------------------------------------------------------------------------
 
 
@@ -271,9 +290,13 @@ def test_a_parent_whose_failed_child_was_replaced_is_not_retried(url, played, en
             with pytest.raises(WorkflowFailed):
                 await handle.result(10)
             await (await engine.start(other, "d", id="c", on_existing="replace_ended")).result(10)
-            with pytest.raises(InvalidOption, match=r"its child 'c' was replaced .* kept as 'c~1'"):
+            with pytest.raises(InvalidOption, match=r"child 'c' was replaced .* as 'c~1'.* give the child another id"):
                 await engine.retry("p")
             assert (await engine.get("p")).status == "failed"
+            await engine.restart("p")
+            with pytest.raises(WorkflowFailed, match="there is another run with the id 'c'"):
+                await handle.result(10)
+            assert (await engine.get("c")).result == "d"
 
     played(scenario)
 

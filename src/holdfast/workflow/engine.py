@@ -329,7 +329,7 @@ class Engine(AsyncRunQueries, AsyncOnly):
 
         The id must be new, unless `on_existing` is "use", which returns the run that has the id, whether it has ended
         or not; or "replace_ended", which starts the run in the place of one that has ended. That one is kept as
-        `<id>~<n>`, where n is its generation, and whoever waits for its result gets it.
+        `<id>~<n>`, where n is its generation, and callers that wait for its result get it.
 
         With `connection`, the run is started in the transaction that is open on this synchronous connection, which is
         used in another thread meanwhile (a sqlite3 connection needs `check_same_thread=False`).

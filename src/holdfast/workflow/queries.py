@@ -374,8 +374,8 @@ class RunQueries(RunStarter):
         if revived and claim.run.replaces and not is_child_of(claim.run, parent):
             raise InvalidOption(
                 f"the run {parent.id!r} cannot be retried: its child {child!r} was replaced by another run with this "
-                f"id, and is kept as {claim.run.replaces!r}. Nothing was changed. restart() runs it again with a new "
-                "history."
+                f"id, and is kept as {claim.run.replaces!r}. Nothing was changed. In the workflow, "
+                "give the child another id, and then restart() the parent."
             )
         if claim.run.living and claim.run.cancelling and is_child_of(claim.run, parent):
             raise RunLocked(

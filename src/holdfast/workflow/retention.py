@@ -67,12 +67,19 @@ class Retention:
                 await task
 
     async def sweep(self) -> PurgeReport:
-        """Purge once, for every limit."""
+        """Purge once, for every limit. A workflow whose runs cannot be purged is logged, and keeps no other waiting."""
         total = PurgeReport()
         for workflow, limit in self._limits.items():
             request = PurgeRequest(older_than=round(limit * MICROSECONDS), statuses=ENDS, workflow=workflow)
             purge = Purge(request, events=self._client.events)
-            report = await run_async(purge.run(), self._client.runtime.batchers)
+            try:
+                report = await run_async(purge.run(), self._client.runtime.batchers)
+            except HoldfastError as error:
+                _log.info("ended runs of %r could not be purged, and it is tried again later: %s", workflow, error)
+                report = purge.report
+            except Exception:
+                _log.exception("ended runs of %r could not be purged, and it is tried again later", workflow)
+                report = purge.report
             total = PurgeReport(trees=total.trees + report.trees, runs=total.runs + report.runs)
         return total
 
@@ -81,8 +88,5 @@ class Retention:
         pause = longest * random.random()
         while True:
             await asyncio.sleep(pause)
-            try:
-                await self.sweep()
-            except HoldfastError as error:
-                _log.info("ended runs could not be purged, and it is tried again later: %s", error)
+            await self.sweep()
             pause = longest * random.uniform(1 - SPREAD, 1 + SPREAD)

@@ -16,7 +16,7 @@ import msgspec
 from ..commands import Command, Failed
 from ..commands.purging import PurgeTree
 from ..commands.runs import ForkRun, ListWorkers, PublishLimits, ReadLimits, StartOrSignal, StartRun
-from ..errors import HoldfastError, InvalidOption, InvalidValue, RunExists, WorkflowDefinitionRequired
+from ..errors import HoldfastError, InvalidKey, InvalidOption, InvalidValue, RunExists, WorkflowDefinitionRequired
 from ..platform import elapsed
 from ..rules.lock_outcomes import Outcome
 from ..rules.runs.limits import WorkflowLimits
@@ -47,11 +47,13 @@ from ..runtime.base import BaseClient
 from ..runtime.codec import encode_message, encode_value
 from ..runtime.flows import Flow, send
 from ..stores.contract import Connection, SharesTransactions
-from ..validation import checked_key
+from ..validation import MAX_KEY_BYTES, checked_key
 from .definition import Workflow
 from .limits import admission_of, checked_priority, exceeded, not_begun, places_of
 
 _GENERATION = re.compile(r"~[0-9]+$")
+LONGEST_REPLACEABLE = MAX_KEY_BYTES - 22
+"""Bytes of an id whose run may be replaced: the replaced run is kept under the id, `~` and a number."""
 LOOK_FOR_WORKERS = 30.0
 """Seconds after which a start checks again whether a worker knows the workflow."""
 TERMS_CHANGE = 10
@@ -102,6 +104,8 @@ class RunStarter:
             text = encode_message(input, what=f"the input of {name!r}", max_bytes=self.max_bytes)
         else:
             raise InvalidOption(f"{workflow!r} is no workflow: decorate it with @workflow, or give its name")
+        if on_existing == "replace_ended" and id is not None:
+            check_replaceable(id)
         return NewRun(
             id=secrets.token_hex(8) if id is None else checked_run_id(id),
             type=kind,
@@ -144,6 +148,7 @@ class RunStarter:
         self, new: NewRun, event: RunEvent, worker: str = "", *, workflow: Workflow[Any, Any] | str = ""
     ) -> Flow[Started | Posted]:
         """Send a signal to the run with this id; where none is living, start one with the signal as its first event."""
+        check_replaceable(new.id)
 
         def command(counted: NewRun, worker: str) -> Command:
             return StartOrSignal(new=counted, event=event, worker=worker)
@@ -391,6 +396,17 @@ def checked_run_id(id: str) -> str:
             "Choose an id that does not end so."
         )
     return id
+
+
+def check_replaceable(id: str) -> None:
+    """Raise if a run with this id could not be replaced, because the id under which it is kept would be too long."""
+    size = len(checked_key(id, what="run id").encode())
+    if size > LONGEST_REPLACEABLE:
+        raise InvalidKey(
+            f"the run id {id[:40]!r}... has {size} bytes. A start that may replace an ended run needs an id of at most "
+            f"{LONGEST_REPLACEABLE} bytes, because the ended run is kept under this id with ~ and a number. Nothing "
+            "was started: use a hash of the long part."
+        )
 
 
 def checked_attributes(attributes: Mapping[str, Scalar]) -> dict[str, Scalar]:

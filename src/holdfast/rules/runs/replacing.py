@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from . import record as rule
 from . import tree
 from .outcomes import Obstacle
-from .record import Run, RunEvent
+from .record import NewRun, Run, RunEvent
 from .repository import RunRepository
 from .signal_keys import remember
 
@@ -23,12 +23,16 @@ RESENT_AMONG = 64
 """Among how many replaced runs it is looked for, at most."""
 
 
-def started_by(repo: RunRepository, now: int, run: Run | None, request: str) -> Run | None:
-    """The run that this very start has begun: the one that has the id now, or one that was replaced since."""
+def started_by(repo: RunRepository, now: int, run: Run | None, new: NewRun) -> Run | None:
+    """The run that this very start has begun: the one that has the id now, or one that was replaced since.
+
+    The request of a child is its place in its parent, so a restarted parent uses it again: a replaced child is not
+    the one that it starts now.
+    """
     for _ in range(RESENT_AMONG):
-        if run is None or run.request == request:
+        if run is None or run.request == new.request:
             return run
-        if not run.replaces or run.created_at < now - RESENT_WITHIN:
+        if new.parent or not run.replaces or run.created_at < now - RESENT_WITHIN:
             return None
         run = repo.run(run.replaces)
     return None

@@ -89,7 +89,7 @@ def start_or_signal(repo: RunRepository, now: int, new: NewRun, event: RunEvent,
     A signal that the ended run knows starts nothing.
     """
     before = known(repo, new.id)
-    again = replacing.started_by(repo, now, before, new.request)
+    again = replacing.started_by(repo, now, before, new)
     if again is not None:
         by = again.cancelled_by if again.status == "cancelled" and again.started_at is None else None
         verdict = ADMITTED if by is None or by.run else LimitVerdict("cancel_newest", by.limit)
@@ -108,7 +108,7 @@ def start_or_signal(repo: RunRepository, now: int, new: NewRun, event: RunEvent,
 def _known(repo: RunRepository, now: int, new: NewRun) -> Outcome | None:
     """The answer to a start whose run exists already, or whose id another run has."""
     before = repo.run(new.id)
-    again = replacing.started_by(repo, now, before, new.request)
+    again = replacing.started_by(repo, now, before, new)
     if again is not None:
         return Started(run=again, fresh=True, now=now)
     if new.key and (found := repo.run_with_key(rule.workflow_of(new.type), new.key)) is not None:

@@ -210,7 +210,11 @@ class RedisWriter:
         records: list[Command],
         removals: list[Command],
     ) -> None:
-        """Remove runs with what belongs to them: first the hash, so that a server that stops leaves no half of one."""
+        """Remove runs with all that belongs to them.
+
+        The order is: journal and inbox, state, the hash of the run, and last its entries in the indexes, so that a
+        server that stops in between leaves no run which the indexes do not name.
+        """
         layout = self._layout
         for name, cleared in sorted(changes.cleared.items()):
             before, left = cleared.stored, cleared.left

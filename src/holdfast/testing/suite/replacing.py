@@ -147,6 +147,19 @@ class ReplacingTests(LimitTests):
         assert (run.parent, run.root, run.generation) == ("", "c", 2)
         assert (self.run_seen("c~1").parent, self.run_seen("c~1").root) == ("p", "p")
 
+    def test_a_child_that_was_replaced_is_not_taken_for_the_one_that_its_restarted_parent_starts(self) -> None:
+        """The request of a child is its place in its parent, so it is the same after a restart."""
+        parent = self.ask(start("p", worker=self.add_worker()), Started).run
+        child = NewRun(id="c", type="order", input="2", request="child", parent="p", root="p")
+        self.ask(record(parent, "a", children=(child,)), Recorded)
+        (born,) = self.claim()
+        self.ask(record(born, then=DONE), Recorded)
+        self.ask(record(parent, at=2, seen=1, then=Finish("failed", "null")), Recorded)
+        self.ask(new("2", "c"), Started)
+        self.ask(r.ReviveRun(run="p", fence=parent.fence, keep=1, request="again", fresh=True), Posted)
+        (again,) = self.claim(runs=("p",))
+        assert self.ask(record(again, "a", children=(child,)), Recorded).taken == ("c",)
+
     def test_the_end_of_a_child_is_no_event_for_the_run_that_replaced_its_parent(self) -> None:
         parent = self.ask(start("p", worker=self.add_worker()), Started).run
         child = NewRun(id="c", type="order", input="2", request="child", parent="p", root="p")
