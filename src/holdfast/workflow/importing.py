@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from ..commands.runs import ImportRun, ReadRun
 from ..errors import HoldfastError, InvalidOption, InvalidValue, RunExists
-from ..rules.runs.outcomes import Claim, RunSeen, RunTaken
+from ..rules.runs.outcomes import Claim, RunSeen, RunTaken, Started
 from ..rules.runs.record import Run
 from ..runtime.flows import Flow, send
 from ..validation import checked_key
@@ -46,7 +46,7 @@ def import_history(queries: RunQueries, history: RunHistory, *, id: str | None, 
     outcome, _ = yield from send(ImportRun(imported=found, entries=entries, events=events))
     if isinstance(outcome, RunTaken) and outcome.run != found:  # the same run: this command was sent again
         raise _exists(new_id, outcome.run)
-    return info(found)
+    return info(outcome.run if isinstance(outcome, Started) else found)
 
 
 def _continued(queries: RunQueries, claim: Claim, id: str) -> Flow[RunInfo]:
