@@ -24,7 +24,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from support.common import WAITING_LEASE, Crew, Journal, Report, Worker, claim, main, until
+from support.common import WAITING_LEASE, Crew, Journal, Report, Worker, claim, main, stretched, until
 from support.servers import real_servers
 
 from holdfast import Client, LeaseLost, StaleToken, StoreUnavailable
@@ -166,7 +166,7 @@ class Campaign:
         """Count to the end; killed workers are replaced."""
         for _ in range(self.size.processes):
             self.start_worker()
-        give_up = elapsed() + self.size.limit
+        give_up = elapsed() + stretched(self.size.limit)
         while self.crew.running():
             if elapsed() > give_up:
                 self.report.broken(f"not finished within {self.size.limit} s: the count is {self.count()}")

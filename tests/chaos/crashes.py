@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
-from support.common import Report
+from support.common import Report, stretched
 from support.full_workflow import Log
 from support.workflow_stores import WorkflowStore, main
 
@@ -84,7 +84,7 @@ def play(
     for death in ({"point": point, "count": count}, {}):
         process = context.Process(target=crashing.run, args=(job | death,))
         process.start()
-        process.join(LONGEST)
+        process.join(stretched(LONGEST))
         if process.exitcode is None:
             process.kill()
         codes.append(code_of(process, Log(job["log"])))

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from support.common import Crew, Journal, Report, Worker, until
+from support.common import Crew, Journal, Report, Worker, stretched, until
 from support.workflow_stores import WorkflowStore, main
 
 from holdfast import Client, Concurrency, Context, Engine, step, workflow
@@ -117,7 +117,7 @@ def prove(size: Size, seed: int, folder: Path, report: Report, place: WorkflowSt
         engines = [crew.start({**task, "role": "engine"}) for _ in range(size.engines)]
         until(lambda: all(engine.notes("ready") for engine in engines), within=30)
         starters = [crew.start({**task, "role": "starter"}) for _ in range(size.starters)]
-        deadline, next_kill = elapsed() + LONGEST, elapsed() + 0.2
+        deadline, next_kill = elapsed() + stretched(LONGEST), elapsed() + 0.2
         while elapsed() < deadline:
             runs = listed(url)
             looks += 1

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from support.common import Crew, Journal, Report, Worker, until
+from support.common import Crew, Journal, Report, Worker, stretched, until
 from support.workflow_stores import WorkflowStore, main
 
 from holdfast import Client, Context, Engine, step, workflow
@@ -130,7 +130,7 @@ def prove(size: Size, seed: int, folder: Path, report: Report, place: WorkflowSt
         engines = [crew.start(task) for _ in range(size.engines)]
         until(lambda: all(engine.notes("ready") for engine in engines), within=30)
         runs = {kind: come(scene, kind, size.runs) for kind in ("alone", "few")}
-        kills, deadline = 0, elapsed() + LONGEST
+        kills, deadline = 0, elapsed() + stretched(LONGEST)
         while elapsed() < deadline:
             statuses = [client.runs.get(run).status for some in runs.values() for run in some]
             if all(status in ("completed", "failed") for status in statuses):

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from support.common import Crew, Journal, Report, claim, main, until
+from support.common import Crew, Journal, Report, claim, main, stretched, until
 
 from holdfast import Client, LeaseLost, StaleToken, StoreUnavailable
 from holdfast.fencing import fenced_replace
@@ -145,7 +145,7 @@ class Campaign:
         self.outside = dict(zip(chance.sample(range(5, size.entries - 5), len(outside)), outside, strict=True))
 
     def run(self) -> None:
-        give_up = elapsed() + self.size.limit
+        give_up = elapsed() + stretched(self.size.limit)
         with Client(self.job["url"]) as hf:
             while self.start_worker() or self.crew.running():
                 if elapsed() > give_up:

@@ -16,6 +16,7 @@ CAMPAIGNS = (
     "limits",
     "run_locks",
     "deploy",
+    "generations",
 )
 
 

@@ -12,7 +12,7 @@ from waiting import eventually_async
 from holdfast import Retry, WorkflowFailed, workflow
 from holdfast.errors import StoreUnusable
 from holdfast.testing import TestEngine
-from holdfast.workflow import worker_host
+from holdfast.workflow import loop, worker_host
 
 LONG = Retry(max_attempts=4, initial="1 hour", jitter=False, max_delay="1 hour")
 SHORT = Retry(max_attempts=4, initial="10 ms")
@@ -504,7 +504,9 @@ def test_an_unrelated_run_with_the_id_of_a_child_is_not_cancelled(url, played, e
     played(scenario)
 
 
-def test_a_run_in_an_endless_loop_cancels_no_unrelated_run(url, played, engine_on):
+def test_a_run_in_an_endless_loop_cancels_no_unrelated_run(url, played, engine_on, monkeypatch):
+    monkeypatch.setattr(loop, "MAX_TURNS", 1_000)
+
     @workflow
     async def victim(ctx, _none: None) -> str:
         return await ctx.wait_for_signal("go")

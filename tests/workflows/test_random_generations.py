@@ -37,7 +37,7 @@ from holdfast.workflow.queries import result_of
 from holdfast.workflow.replay import Replay
 
 PROGRAMS = int(os.environ.get("HOLDFAST_PROGRAMS", "500"))
-SHARES = {"memory": 10, "sqlite": 50}
+SHARES = {"memory": 20, "sqlite": 100}
 """A store has one of so many programs; others, one of a hundred."""
 CRASHES = 3
 POINTS = 40
@@ -48,7 +48,7 @@ EVERY_COMMIT = 1_000_000
 
 
 def programs(url: str) -> range:
-    return range(max(1, PROGRAMS // SHARES.get(url.partition(":")[0], 100)))
+    return range(max(1, PROGRAMS // SHARES.get(url.partition(":")[0], 250)))
 
 
 class Crashes:
