@@ -11,7 +11,7 @@ import real_servers
 
 CAMPAIGNS = Path(__file__).parents[1] / "chaos"
 LIMIT = 1_500.0
-"""Seconds after which a campaign of this size has certainly failed: it ends by itself after 240 s, and on a slow machine
+"""Seconds after which a campaign of this size has certainly failed: it ends by itself after 240 s, on a slow machine
 after up to six times as long."""
 INCONCLUSIVE = 3
 """The exit code if no promise was broken, but too few events happened or the machine was too slow."""

@@ -38,7 +38,7 @@ from holdfast.workflow.replay import Replay
 
 PROGRAMS = int(os.environ.get("HOLDFAST_PROGRAMS", "500"))
 SHARES = {"memory": 20, "sqlite": 100}
-"""A store has one of so many programs; others, one of a hundred."""
+"""A store has one of so many programs; others, one of 250."""
 CRASHES = 3
 POINTS = 40
 """The crashes are at some of the first commits of this number."""
