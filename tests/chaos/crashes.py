@@ -37,7 +37,7 @@ LONGEST = 60.0
 KEYS = {
     "full_workflow:note", "full_workflow:note#2", "full_workflow:note#3", "full_workflow:both",
     "full_workflow:both#2", "full_workflow:blocking", "sleeper:note", "full_workflow/small:note",
-    "full_workflow/small:note#2", "rounds:note", "rounds~2:note", "rounds~3:note", "rounds~3:last", "forked:last",
+    "full_workflow/small:note#2", "rounds:note", "rounds~2:note", "rounds~3:note", "rounds~3:last", "forked~3:last",
 }  # fmt: skip
 
 
