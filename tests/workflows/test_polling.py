@@ -468,6 +468,7 @@ def test_what_a_cancelled_call_of_signals_has_received_is_read_by_the_next_one(u
         first = asyncio.create_task(ctx.signals("n"))
         await ctx.wait_for_signal("now")
         first.cancel()
+        await asyncio.wait([first])
         one = await ctx.wait_for_signal("n")
         return [one, *(await ctx.signals("n"))]
 
