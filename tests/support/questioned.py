@@ -129,7 +129,9 @@ class MemorySource:
                     repo.append(run, step.at, step.entries)
         for run, posts in changes.inboxes.items():
             for post in posts:
-                if isinstance(post, q.RemoveEvents):
+                if isinstance(post, q.ClearInbox):
+                    repo.clear_inbox(run)
+                elif isinstance(post, q.RemoveEvents):
                     repo.unpost(run, post.numbers)
                 else:
                     repo.post(run, post.event)
