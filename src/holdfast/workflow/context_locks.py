@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ..errors import InvalidOption
 from ..locks.rwlock import ALL
 from ..rules.lock_record import Kind
+from ..rules.runs.record import escaped
 from ..runtime.misuse import AsyncOnly
 from ..validation import Duration, checked_count, checked_key, checked_ttl
 from .replay_locks import RunLease, RunLockScope
@@ -32,7 +33,7 @@ def scoped(code: Replay, key: str, scope: Scope) -> str:
         owner = code.run.root or code.run.id
     else:
         raise InvalidOption(f"scope={scope!r}: the scope of a lock is one of {', '.join(SCOPES)}")
-    return checked_key(f"{scope}/{owner.replace('%', '%25').replace('/', '%2F')}/{key}")
+    return checked_key(f"{scope}/{escaped(owner)}/{key}")
 
 
 class ContextLock(AsyncOnly):

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from ..errors import InvalidOption
 from ..rules.runs.outcomes import Claim
-from ..rules.runs.record import NewRun, Past, Run, RunEvent, generation_id
+from ..rules.runs.record import NewRun, Past, Run, RunEvent, escaped, generation_id
 from ..runtime.codec import encode_message
 from ..runtime.flows import Flow
 from . import journal as j
@@ -149,12 +149,8 @@ def _own_continued(continued: j.Continued, run: Run, id: str) -> j.Continued:
 
 def _own_key(key: str, run: Run, id: str) -> str:
     """The key of a lock; of one that only the tree of the run shares, the key in the tree of the fork."""
-    tree = f"execution/{_quoted(run.root or run.id)}/"
-    return f"execution/{_quoted(id)}/{key.removeprefix(tree)}" if key.startswith(tree) else key
-
-
-def _quoted(owner: str) -> str:
-    return owner.replace("%", "%25").replace("/", "%2F")
+    tree = f"execution/{escaped(run.root or run.id)}/"
+    return f"execution/{escaped(id)}/{key.removeprefix(tree)}" if key.startswith(tree) else key
 
 
 def _children(claim: Claim, entries: Sequence[j.AnyEntry], until: int) -> tuple[set[int], set[str]]:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from ..commands.runs import ImportRun, ReadRun
 from ..errors import HoldfastError, InvalidOption, InvalidValue, RunExists
 from ..rules.runs.outcomes import Claim, RunSeen, RunTaken, Started
-from ..rules.runs.record import Run
+from ..rules.runs.record import Finish, Run, finished
 from ..runtime.flows import Flow, send
 from ..validation import checked_key
 from . import journal as j
@@ -30,7 +30,8 @@ def import_history(queries: RunQueries, history: RunHistory, *, id: str | None, 
     """Write the run of a history; with `run`, let it continue."""
     claim = checked(history)
     new_id = claim.run.id if id is None else id
-    (checked_run_id if run or id is not None else checked_key)(new_id)
+    if run or id is not None:  # a run that is only kept may have the id of a generation
+        checked_run_id(new_id)
     seen, _ = yield from send(ReadRun(run=new_id))
     assert isinstance(seen, RunSeen)  # noqa: S101
     if seen.claim is not None:
@@ -67,20 +68,7 @@ def _ended(run: Run, now: int) -> Run:
     if not run.living:
         return run
     failure = replace(IMPORTED, message=IMPORTED.message % run.status)
-    return replace(
-        run,
-        status="cancelled",
-        result=j.write_failure(failure),
-        ended_at=now,
-        worker="",
-        due_at=None,
-        crashes=0,
-        watchers=(),
-        locks=(),
-        waits=(),
-        stuck=None,
-        block=None,
-    )
+    return finished(run, now, Finish("cancelled", j.write_failure(failure)))
 
 
 def _exists(id: str, run: Run) -> RunExists:

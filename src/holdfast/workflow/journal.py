@@ -7,13 +7,13 @@ state. `at` is the time of the delivery on the store's clock, and the time of th
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
 
 from ..errors import RecordUnreadable
+from ..rules.runs.record import without_generation
 
 HASH_BYTES = 8
 
@@ -209,7 +209,7 @@ class Forked(Entry, frozen=True, tag="forked", kw_only=True):
     @property
     def origin(self) -> str:
         """The run of which this one is a fork."""
-        return _GENERATION.sub("", self.runs[0])
+        return without_generation(self.runs[0])
 
 
 AnyEntry = (
@@ -235,7 +235,6 @@ AnyEntry = (
 )
 
 _FIRST = '{"kind":"continued",', '{"kind":"forked",'
-_GENERATION = re.compile(r"~[0-9]+$")
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(AnyEntry)
 # In a fixed order: the order of a set of strings differs from process to process.

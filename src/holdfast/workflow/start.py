@@ -6,7 +6,6 @@ counted, and is sent again.
 
 from __future__ import annotations
 
-import re
 import secrets
 from collections.abc import Callable, Mapping
 from typing import Any, get_args
@@ -41,6 +40,7 @@ from ..rules.runs.record import (
     RunEvent,
     Scalar,
     archive_id,
+    without_generation,
     workflow_of,
 )
 from ..runtime.base import BaseClient
@@ -51,7 +51,6 @@ from ..validation import MAX_KEY_BYTES, checked_key
 from .definition import Workflow
 from .limits import admission_of, checked_priority, exceeded, not_begun, places_of
 
-_GENERATION = re.compile(r"~[0-9]+$")
 LONGEST_REPLACEABLE = MAX_KEY_BYTES - 22
 """Bytes of an id whose run may be replaced: the replaced run is kept under the id, `~` and a number."""
 LOOK_FOR_WORKERS = 30.0
@@ -390,7 +389,7 @@ def _checked_answer(on_existing: OnExisting, id: str | None) -> OnExisting:
 
 def checked_run_id(id: str) -> str:
     """The id of a run that is to be started. An id such as `order-7~2` is that of a generation of `order-7`."""
-    if _GENERATION.search(checked_key(id, what="run id")):
+    if without_generation(checked_key(id, what="run id")) != id:
         raise InvalidOption(
             f"the run id {id!r} ends in ~ and a number, as the ids of generations of a run do. Nothing was started. "
             "Choose an id that does not end so."

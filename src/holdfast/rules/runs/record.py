@@ -7,6 +7,7 @@ are text here; `workflow/journal.py` knows what they mean. All times are integer
 
 from __future__ import annotations
 
+import re
 from typing import Literal, NamedTuple, get_args
 
 import msgspec
@@ -357,7 +358,16 @@ def run_key(workflow: str, run: str) -> str:
     >>> run_key("import", "run/7")
     'run/import/run%2F7'
     """
-    return "/".join(["run", *(part.replace("%", "%25").replace("/", "%2F") for part in (workflow, run))])
+    return "/".join(["run", escaped(workflow), escaped(run)])
+
+
+def escaped(name: str) -> str:
+    """A name as a part of a key whose parts are separated by slashes.
+
+    >>> escaped("run/7")
+    'run%2F7'
+    """
+    return name.replace("%", "%25").replace("/", "%2F")
 
 
 def hint_for(worker: str, run: str) -> str:
@@ -388,6 +398,18 @@ def ended_key(run: Run) -> str:
 def new_fence(run: Run | None, now: int) -> int:
     """A fence above all earlier ones of this run; it follows the clock as tokens do."""
     return now if run is None else max(run.fence + 1, now)
+
+
+_GENERATION = re.compile(r"~[0-9]+$")
+
+
+def without_generation(id: str) -> str:
+    """The id of the run of which this is a generation; an id without a generation is returned as it is.
+
+    >>> without_generation("order-7~2"), without_generation("order-7")
+    ('order-7', 'order-7')
+    """
+    return _GENERATION.sub("", id)
 
 
 def generation_id(run: str, generation: int) -> str:

@@ -6,12 +6,12 @@ on a page, so that old keys are found and removed: `KEPT` keys are remembered, n
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 
 from ..record_type import RecordStruct, RecordType
 from .record import RememberedKeys, Run
 from .repository import RunRepository
+from .tree import digest
 
 KEPT = 10_000
 """How many keys are remembered for a run, besides those of the last generation."""
@@ -19,7 +19,6 @@ KEPT_FOR = 24 * 60 * 60 * 1_000_000
 """Microseconds for which a key is remembered after the generation that has read its signal."""
 PAGES_REMOVED = 3
 """How many pages are removed in one step, at most: the step stays short after a long pause."""
-DIGEST_BYTES = 16
 
 
 class SignalKey(RecordStruct, frozen=True):
@@ -41,12 +40,12 @@ SIGNAL_KEY_PAGE = RecordType("signal-keys", SignalKeyPage)
 
 def key_prefix(run: str) -> str:
     """The beginning of the keys of all these records of a run."""
-    return f"{_digest(run)}/"
+    return f"{digest(run)}/"
 
 
 def record_key(run: str, key: str) -> str:
     """The key of the record of a signal's key."""
-    return key_prefix(run) + _digest(key)
+    return key_prefix(run) + digest(key)
 
 
 def page_key(run: str, number: int) -> str:
@@ -61,7 +60,7 @@ def is_remembered(repo: RunRepository, run: Run, key: str) -> bool:
 
 def remember(repo: RunRepository, now: int, run: Run, keys: Iterable[str]) -> RememberedKeys | None:
     """Note the keys that this generation has read, and forget the oldest ones. Returns what the run then remembers."""
-    digests = tuple(_digest(key) for key in keys)
+    digests = tuple(digest(key) for key in keys)
     first, last, count = (1, 0, 0) if run.remembered is None else run.remembered.parts
     if digests:
         last, count = last + 1, count + len(digests)
@@ -77,7 +76,3 @@ def remember(repo: RunRepository, now: int, run: Run, keys: Iterable[str]) -> Re
         repo.put_record(SIGNAL_KEY_PAGE, page_key(run.id, first), None)
         first, count = first + 1, count - len(page.keys)
     return RememberedKeys(first, last, count) if count else None
-
-
-def _digest(text: str) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES).hexdigest()

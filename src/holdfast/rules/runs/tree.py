@@ -32,12 +32,12 @@ def tree_prefix(root: str) -> str:
     >>> tree_prefix("order-7") == tree_prefix("order-7"), len(tree_prefix("order-7"))
     (True, 33)
     """
-    return f"{_digest(root)}/"
+    return f"{digest(root)}/"
 
 
 def tree_key(root: str, run: str) -> str:
     """The key of the record of a run in the tree of this root."""
-    return tree_prefix(root) + _digest(run)
+    return tree_prefix(root) + digest(run)
 
 
 def joined(repo: RunRepository, run: Run) -> None:
@@ -54,5 +54,6 @@ def left(repo: RunRepository, run: Run) -> None:
         repo.put_record(TREE_MEMBER, tree_key(run.root, run.id), None)
 
 
-def _digest(name: str) -> str:
+def digest(name: str) -> str:
+    """A name of any length as a part of a key."""
     return hashlib.blake2b(name.encode(), digest_size=DIGEST_BYTES).hexdigest()
