@@ -365,6 +365,7 @@ def test_the_documentation_contains_commands():
 @pytest.mark.parametrize(("page", "line"), SHOWN)
 def test_the_commands_in_the_documentation_are_valid(page, line, url, tmp_path, monkeypatch):
     words = [word.replace("sqlite:////var/lib/app/holdfast.db", url) for word in shlex.split(line)]
+    words = [url if before == "--url" else word for before, word in zip(["", *words], words, strict=False)]
     if words[:2] == ["locks", "watch"]:
         words += ["--for", "0"]
     if words[:2] in (["locks", "release"], ["runs", "restart"]) and "--yes" not in words:

@@ -22,6 +22,7 @@ from ..commands.runs import (
     RecordRun,
     RegisterWorker,
     ReviveRun,
+    StartOrSignal,
     StartRun,
     UnblockRun,
     UnregisterWorker,
@@ -40,6 +41,7 @@ NAMES = tuple(f"{when} {kind}" for kind in KINDS for when in ("before", "after")
 
 _PLAIN: dict[type[Command], str] = {
     StartRun: "start",
+    StartOrSignal: "start",
     ForkRun: "fork",
     ImportRun: "import",
     ClaimRuns: "claim",

@@ -407,7 +407,7 @@ class Context(ContextLocks):
         run = generation_id(self.run_id, self.generation)
         own = self._code.inherited_child(place)
         own = own or marked(f"{run}/{place}", self.attempt)  # a later attempt may give it another input
-        child = own if id is None else checked_run_id(id)
+        child = checked_key(own, what="run id") if id is None else checked_run_id(id)
         what = f"the input of {workflow.name!r}"
         value = workflow.given(input)
         text = encode_value(value, workflow.input_type, what=what, max_bytes=self._code.max_bytes)
