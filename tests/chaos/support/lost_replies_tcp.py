@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from holdfast import Client, LeaseLost, LockTimeout, StoreUnavailable
-from holdfast.errors import StoreContended
 from holdfast.commands import Settle
+from holdfast.errors import StoreContended
 from holdfast.testing.proxy import Proxy
 from support.common import Report, until
 from support.servers import Place
