@@ -238,6 +238,30 @@ def test_no_message_and_no_representation_contains_the_password(maria):
         assert "not-the-pass-word" not in text
 
 
+def test_a_refusal_of_the_server_says_what_to_do_about_it(maria):
+    with raw(maria) as db, db.cursor() as cursor:
+        cursor.execute("CREATE USER IF NOT EXISTS 'guest'@'%' IDENTIFIED BY 'pw'")
+        database = parse(maria).dialect._options["database"]
+
+        def refusal(url):
+            store = open_store(url, namespace="default")
+            with pytest.raises(StoreUnusable) as refused:
+                store.connect("commands")
+            store.close()
+            assert "changed nothing" in str(refused.value)
+            return str(refused.value)
+
+        try:
+            server = maria.partition("@")[2]
+            assert "CREATE DATABASE" in refusal(maria.replace(f"/{database}?", "/nowhere?"))
+            assert "password in the URL" in refusal(f"mysql://guest:wrong@{server}")
+            assert "grant the user privileges" in refusal(f"mysql://guest:pw@{server}")
+            cursor.execute(f"GRANT SELECT ON {database}.* TO 'guest'@'%'")
+            assert "needs CREATE and INDEX" in refusal(f"mysql://guest:pw@{server}&prefix=other_")
+        finally:
+            cursor.execute("DROP USER 'guest'@'%'")
+
+
 def test_a_server_that_cannot_be_reached_is_unavailable_and_nothing_is_ambiguous():
     with real_servers.server("mariadb") as server:
         address = server.url
