@@ -190,7 +190,7 @@ class MySqlDialect:
 
     def advice_for(self, error: BaseException) -> str:
         """By the number of the error."""
-        return _ADVICE.get(error.args[0] if error.args else None, GENERAL_ADVICE)
+        return _ADVICE.get(error.args[0] if error.args else 0, GENERAL_ADVICE)
 
     def cause_of(self, error: BaseException) -> Cause:  # noqa: PLR0911  (a table)
         """By the number of the error."""
