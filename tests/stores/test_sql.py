@@ -16,7 +16,7 @@ from waiting import eventually
 from holdfast import Client, Context, workflow
 from holdfast import commands as c
 from holdfast.commands import runs as r
-from holdfast.errors import InvalidOption, StoreUnavailable, StoreUnusable
+from holdfast.errors import InvalidOption, StoreContended, StoreUnavailable, StoreUnusable
 from holdfast.platform import host_clock
 from holdfast.rules import lock_outcomes as out
 from holdfast.rules.runs.limits import Limit, LimitKey, WorkflowLimits
@@ -132,6 +132,49 @@ def test_the_server_ends_the_transaction_of_a_client_that_is_paused_after_an_err
                 pass
         assert hf.locks.force_release("k", reason="it must not wait for the paused client")
         paused._force_close()
+
+
+class Refusing:
+    """A connection of the driver that answers the next write with an error of the server."""
+
+    def __init__(self, driver, error):
+        self.driver, self.error = driver, error
+
+    def send(self, text):
+        if self.error is not None and "READ WRITE" in text:
+            error, self.error = self.error, None
+            raise error
+        return self.driver.send(text)
+
+    def __getattr__(self, name):
+        return getattr(self.driver, name)
+
+
+@pytest.mark.parametrize("number", [1213, 1020, 1062])
+def test_a_deadlock_or_a_row_that_changed_is_decided_again(maria, number):
+    store = open_store(maria, namespace="default")
+    connection = store.connect("commands")
+    connection.session._driver = Refusing(connection.session._driver, pymysql.err.OperationalError(number, "x"))
+    (granted,) = connection.execute([acquire()])
+    assert isinstance(granted, out.Granted)
+    assert connection.conflicts == 1
+    connection.close()
+    store.close()
+
+
+@pytest.mark.parametrize("number", [1205, 3572])
+def test_a_lock_wait_timeout_can_be_retried_and_has_changed_nothing(maria, number):
+    store = open_store(maria, namespace="default")
+    connection = store.connect("commands")
+    connection.session._driver = Refusing(connection.session._driver, pymysql.err.OperationalError(number, "x"))
+    (failed,) = connection.execute([acquire()])
+    assert isinstance(failed.error, StoreContended)
+    assert failed.error.retryable
+    assert not failed.error.ambiguous
+    (granted,) = connection.execute([acquire()])
+    assert isinstance(granted, out.Granted)
+    connection.close()
+    store.close()
 
 
 def test_a_lost_reply_to_a_write_is_ambiguous_and_the_same_attempt_gets_its_grant(maria):
