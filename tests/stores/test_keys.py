@@ -1,4 +1,4 @@
-"""On every store, keys that a database might take for equal are distinct, and are listed in the order of code points."""
+"""On every store, keys that a database might take for equal are distinct, and listed in the order of code points."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from holdfast import Client
 
-KEYS = ["A", "Z", "a", "a ", "a\u0308", "ä", "ａ", "\uffff", "😀", "x" * 512, "ü" * 256]
+KEYS = ["A", "Z", "a", "a ", "a\u0308", "ä", "\uff41", "\uffff", "😀", "x" * 512, "ü" * 256]
 
 
 @pytest.mark.parametrize("namespace", ["n" * 512, "ü" * 256], ids=["letters", "umlauts"])

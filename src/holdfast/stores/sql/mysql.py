@@ -46,7 +46,7 @@ _ADVICE = {
     1820: "The password of this user has expired. Set a new one.",
     1836: _PRIMARY,
     1862: "The password of this user has expired. Set a new one.",
-    TLS_FAILED: "TLS failed. Check ssl_ca= and the other ssl_ options of the URL, and the name in the server's certificate.",
+    TLS_FAILED: "TLS failed. Check the ssl_ options of the URL, and the name in the server's certificate.",
     3118: "The account of this user is locked.",
 }
 """What to do about errors that only a person can resolve, by their numbers."""
