@@ -2,8 +2,8 @@
 
 By hand means: `GET_LOCK` on a connection of its own; a document that is found and modified (upsert), and deleted, with
 majority writes; an item that is put on condition and deleted. None of them has a token, a queue, a renewal, or a notice
-of loss; GET_LOCK writes nothing and vanishes with its connection. python-dynamodb-lock renews and notices a loss; it has
-neither a token nor a queue. The servers of MongoDB and DynamoDB are stand-ins, so that their ratios say what Holdfast
+of loss; GET_LOCK writes nothing and vanishes with its connection. python-dynamodb-lock renews and notices a loss, but
+has neither a token nor a queue. The servers of MongoDB and DynamoDB are stand-ins: their ratios say what Holdfast
 adds in requests, and nothing about the services themselves.
 """
 

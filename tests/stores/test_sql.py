@@ -264,6 +264,11 @@ def test_tables_of_a_newer_version_are_refused(url):
         ("mysql://localhost", "name of a database"),
         ("mysql://localhost/db?prefix=a-b", "letters, digits"),
         ("mysql://localhost/db?colour=red", "colour"),
+        ("mysql://localhost/db?timeout=0", "longer than 0 s"),
+        ("mysql://localhost:abc/db", "number from 1 to 65535"),
+        ("mysql://localhost:99999/db", "number from 1 to 65535"),
+        ("mysql://localhost/db?ssl_ca=/nowhere/ca.pem", "no file /nowhere/ca.pem"),
+        ("mysql://localhost/db?read_default_file=/nowhere/my.cnf", "no file /nowhere/my.cnf"),
         ("sql+oracle://localhost/db", "not a relational database"),
     ],
 )
