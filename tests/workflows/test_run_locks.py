@@ -357,7 +357,8 @@ def test_a_lock_with_a_lease_is_kept_while_its_run_is_driven(url, engine_on, pla
     async def scenario():
         async with engine_on(url, [leased], park_after=0.05) as engine, AsyncClient(url) as hf:
             handle = await engine.start(leased)
-            for _ in range(12):
+            await eventually_async(lambda: held(hf, "a"))
+            for _ in range(10):
                 await asyncio.sleep(0.25)
                 with pytest.raises(LockTimeout):
                     await hf.lock("a").acquire(wait=0)
