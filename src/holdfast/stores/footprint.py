@@ -466,6 +466,7 @@ def _requests(run: Run, requests: RunRequests, known: Snapshot | None) -> Questi
     for new in requests.opens:
         yield RecordAt(APPROVAL.name, own_key(run, new.id))
         yield RecordAt(APPROVAL_NAME.name, own_key(run, new.name))
+        yield RecordAt(OPEN_APPROVAL.name, open_key(run, new.at, new.id))
     for name in requests.closes:
         yield from _open_approval(run, name, known)
 
@@ -475,7 +476,7 @@ def _open_approval(run: Run, id: str, known: Snapshot | None) -> Questions:
     there = RecordAt(APPROVAL.name, own_key(run, id))
     yield there
     if isinstance(text := _look(known, there), str):
-        yield RecordAt(OPEN_APPROVAL.name, open_key(run, APPROVAL.decode("", text)))
+        yield RecordAt(OPEN_APPROVAL.name, open_key(run, APPROVAL.decode("", text).asked_at, id))
 
 
 def _import(run: Run, known: Snapshot | None) -> Questions:

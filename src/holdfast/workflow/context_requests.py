@@ -136,8 +136,9 @@ class ContextRequests:
         length = None if timeout is None else seconds(timeout, what="timeout")
         place = self._next_id(f"approval:{name}")
         wanted = generation_id(place.removeprefix("approval:"), self.generation)
-        until = None if length is None else self._code.loop.now + round(length * MICROSECONDS)
-        self._code.requests.ask(NewApproval(id=wanted, name=name, data=text, until=until))
+        now = self._code.loop.now
+        until = None if length is None else now + round(length * MICROSECONDS)
+        self._code.requests.ask(NewApproval(id=wanted, name=name, data=text, at=now, until=until))
         try:
             async with asyncio.timeout(length):
                 event = await self._code.wait_for_event("approval", wanted, place)

@@ -1,7 +1,7 @@
 """Requests to runs, and requests of runs to people: updates and approvals, as flows and as public methods.
 
-An update is sent once and then watched: what is sent again is recognised by its key. The answer to an approval names the
-request by its id, and is recognised when it is sent again.
+An update is sent once and then watched: what is sent again is recognised by its key. The answer to an approval names
+the request by its id, and is recognised when it is sent again.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ POLL_SECONDS = 0.5
 MAX_POLL_SECONDS = 10.0
 """The longest such pause with notifications."""
 PAGE = 100
+
 
 class OpenApproval(msgspec.Struct, frozen=True, kw_only=True):
     """A request that waits for an answer. `until` is when the run stops to wait for it."""
@@ -118,8 +119,8 @@ class RequestQueries:
             if outcome.run is None:
                 raise UnknownRun(f"there is no run with the id {run_id!r} in this namespace", run_id=run_id)
             raise RunEnded(
-                f"the run {run_id!r} has ended ({outcome.run.status}), so it cannot answer the update {name!r}. Nothing "
-                "was changed.",
+                f"the run {run_id!r} has ended ({outcome.run.status}), so it cannot answer the update {name!r}. "
+                "Nothing was changed.",
                 run_id=run_id,
                 status=outcome.run.status,
             )
@@ -267,7 +268,7 @@ class AsyncApprovals:
         return await run_async(flow, self._client.runtime.batchers)
 
     async def answer(self, run_id: str, name: str, *, approved: bool, by: str, comment: str = "") -> None:
-        """Answer a request, by its id such as `refund#2`. The first answer counts; later ones raise `ApprovalNotOpen`."""
+        """Answer a request by its id, such as `refund#2`. The first counts, later ones raise `ApprovalNotOpen`."""
         flow = self._queries.answer(run_id, name, approved=approved, by=by, comment=comment)
         await run_async(flow, self._client.runtime.batchers)
 

@@ -27,9 +27,9 @@ KIND = "approvals"
 _FIRST = re.compile(r"(.+)#1")
 
 
-def open_key(run: Run, request: ApprovalRequest) -> str:
+def open_key(run: Run, asked_at: int, id: str) -> str:
     """The key of a request in the list of those that are open, the oldest first."""
-    return f"{max(0, request.asked_at):016d}/{own_key(run, request.id)}"
+    return f"{max(0, asked_at):016d}/{own_key(run, id)}"
 
 
 def answered(repo: RunRepository, run: Run, closes: Iterable[str]) -> bool:
@@ -43,7 +43,7 @@ def change(repo: RunRepository, now: int, run: Run, opens: Iterable[NewApproval]
     after = run
     for new in opens:
         if new.id not in after.approvals:
-            _open(repo, now, after, new)
+            _open(repo, after, new)
             after = with_records(replace(after, approvals=(*after.approvals, new.id)), KIND)
     for name in closes:
         if name in after.approvals:
@@ -79,7 +79,7 @@ def answer(
         return ApprovalSeen(run=found, approval=there, why="closed")
     decided = replace(there, decision=Decision(approved=approved, by=by, comment=comment, at=now, request=request))
     repo.put_record(APPROVAL, own_key(found, wanted), decided)
-    repo.put_record(OPEN_APPROVAL, open_key(found, there), None)
+    repo.put_record(OPEN_APPROVAL, open_key(found, there.asked_at, wanted), None)
     payload = msgspec.json.encode({"approved": approved, "by": by, "comment": comment}).decode()
     left = replace(found, approvals=tuple(one for one in found.approvals if one != wanted))
     posted = post_to(repo, now, left, RunEvent(kind="approval", name=wanted, payload=payload))
@@ -96,22 +96,22 @@ def _id_of(repo: RunRepository, run: Run, text: str) -> str | None:
     return text if named is None else named.first
 
 
-def _open(repo: RunRepository, now: int, run: Run, new: NewApproval) -> None:
+def _open(repo: RunRepository, run: Run, new: NewApproval) -> None:
     key = own_key(run, new.id)
     if repo.record(APPROVAL, key) is None:
         named = repo.record(APPROVAL_NAME, own_key(run, new.name))
         named = ApprovalName(first=new.id) if named is None else replace(named, count=named.count + 1)
         repo.put_record(APPROVAL_NAME, own_key(run, new.name), named)
     request = ApprovalRequest(
-        run=run.id, workflow=run.workflow, id=new.id, name=new.name, data=new.data, asked_at=now, until=new.until
+        run=run.id, workflow=run.workflow, id=new.id, name=new.name, data=new.data, asked_at=new.at, until=new.until
     )
     repo.put_record(APPROVAL, key, request)
-    repo.put_record(OPEN_APPROVAL, open_key(run, request), request)
+    repo.put_record(OPEN_APPROVAL, open_key(run, request.asked_at, request.id), request)
 
 
 def _close(repo: RunRepository, now: int, run: Run, id: str) -> None:
     request = repo.record(APPROVAL, own_key(run, id))
     if request is not None:
-        repo.put_record(OPEN_APPROVAL, open_key(run, request), None)
+        repo.put_record(OPEN_APPROVAL, open_key(run, request.asked_at, request.id), None)
         if request.open:
             repo.put_record(APPROVAL, own_key(run, id), replace(request, closed_at=now))

@@ -77,11 +77,16 @@ class ApprovalName(RecordStruct, frozen=True):
 
 
 class NewApproval(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """A request that a run opens with its record. `until` is when the run stops to wait for it."""
+    """A request that a run opens with its record. `until` is when the run stops to wait for it.
+
+    `at` is the time of the run when it was made. The store's time would be another one in each try to write the record,
+    and the request is listed under it.
+    """
 
     id: str
     name: str
     data: str
+    at: int
     until: int | None = None
 
 
