@@ -208,31 +208,6 @@ def test_a_restarted_run_receives_the_requests_that_it_has_not_answered(played):
     played(scenario)
 
 
-def test_an_update_that_comes_as_its_reader_is_cancelled_is_read_by_the_next_one(played):
-    @workflow
-    async def impatient(ctx: Context) -> str:
-        updates = ctx.updates("ask")
-        reader = asyncio.create_task(updates.__anext__())
-        reader.add_done_callback(lambda _: None)
-        first = asyncio.create_task(ctx.wait_for_signal("go"))
-        await first
-        reader.cancel()
-        async for request in ctx.updates("ask"):
-            request.reply("read")
-            break
-        return "done"
-
-    async def scenario():
-        async with TestEngine([impatient]) as engine:
-            handle = await engine.start(impatient)
-            await handle.signal("go")
-            await engine.settle()
-            assert await handle.update("ask", timeout=20) == "read"
-            assert await handle.result(20) == "done"
-
-    played(scenario)
-
-
 def test_options_of_updates_are_checked(played):
     @workflow
     async def waiting(ctx: Context) -> None:

@@ -411,18 +411,15 @@ class Replay:
         return await self.read(event.payload, type, id=id, what=f"the signal {name!r}")
 
     async def wait_for_event(self, kind: EventKind, name: str, id: str) -> RunEvent:
-        """Wait for the next event of this kind and name. If the caller is cancelled as it comes, it stays unread."""
+        """Wait for the next event of this kind and name.
+
+        An event is received by its waiter in the delivery that resolves the future, so nothing can cancel it in between.
+        """
         self.check()
         future: asyncio.Future[RunEvent] = self.loop.create_future()
         self._event_waits[id] = (kind, name, future)
         try:
             return await future
-        except asyncio.CancelledError:
-            if future.done() and not future.cancelled() and not self.over:
-                event = future.result()
-                self.inbox = dict(sorted({**self.inbox, event.number: event}.items()))
-                self.requests.unanswered.pop(event.number, None)
-            raise
         finally:
             self._event_waits.pop(id, None)
 
