@@ -131,8 +131,8 @@ def test_sync_and_async_runs_have_the_same_methods(kind):
 
 def test_the_engine_the_context_and_the_handle_have_these_methods():
     assert public(Engine) == [
-        "active_runs", "approvals", "cancel", "close", "drain", "events", "export", "fail", "fork", "get", "handle", "import_",
-        "list", "open", "purge", "recover_all",
+        "active_runs", "approvals", "cancel", "close", "drain", "events", "export", "fail", "fork", "get",
+        "handle", "import_", "list", "open", "purge", "recover_all",
         "restart", "resume", "retry", "signal", "start", "start_or_signal", "sweep", "unclaimed",
         "update",
     ]  # fmt: skip

@@ -413,7 +413,7 @@ class Replay:
     async def wait_for_event(self, kind: EventKind, name: str, id: str) -> RunEvent:
         """Wait for the next event of this kind and name.
 
-        An event is received by its waiter in the delivery that resolves the future, so nothing can cancel it in between.
+        Its waiter receives it in the delivery that resolves the future, so nothing can cancel the waiter in between.
         """
         self.check()
         future: asyncio.Future[RunEvent] = self.loop.create_future()
