@@ -20,7 +20,15 @@ from .outcomes import ApprovalSeen, RunRefused
 from .own_records import own_key, with_records
 from .record import Run, RunEvent
 from .repository import RunRepository
-from .requests import APPROVAL, APPROVAL_NAME, OPEN_APPROVAL, ApprovalName, ApprovalRequest, Decision, NewApproval
+from .requests import (
+    APPROVAL,
+    APPROVAL_NAME,
+    OPEN_APPROVAL,
+    ApprovalDecision,
+    ApprovalName,
+    ApprovalRequest,
+    NewApproval,
+)
 
 KIND = "approvals"
 """The name under which a run notes that it has such records."""
@@ -77,7 +85,9 @@ def answer(
         return ApprovalSeen(run=found, approval=there, why="" if there.decision.request == request else "answered")
     if there.closed_at is not None or not found.living or wanted not in found.approvals:
         return ApprovalSeen(run=found, approval=there, why="closed")
-    decided = replace(there, decision=Decision(approved=approved, by=by, comment=comment, at=now, request=request))
+    decided = replace(
+        there, decision=ApprovalDecision(approved=approved, by=by, comment=comment, at=now, request=request)
+    )
     repo.put_record(APPROVAL, own_key(found, wanted), decided)
     repo.put_record(OPEN_APPROVAL, open_key(found, there.asked_at, wanted), None)
     payload = msgspec.json.encode({"approved": approved, "by": by, "comment": comment}).decode()

@@ -40,7 +40,7 @@ class Reply(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     refused: bool = False
 
 
-class Decision(RecordStruct, frozen=True):
+class ApprovalDecision(RecordStruct, frozen=True):
     """The answer of a person, and the id of the command that gave it."""
 
     approved: bool
@@ -60,7 +60,7 @@ class ApprovalRequest(RecordStruct, frozen=True):
     data: str
     asked_at: int
     until: int | None = None
-    decision: Decision | None = None
+    decision: ApprovalDecision | None = None
     closed_at: int | None = None
 
     @property
