@@ -32,6 +32,7 @@ from .state.accessors import AsyncStates, States
 from .stores import Handle
 from .validation import Duration, checked_key
 from .workflow.client_runs import AsyncRuns, Runs
+from .workflow.requests import Approvals, AsyncApprovals
 
 LockT = TypeVar("LockT", bound=BaseLock[Any])
 RwT = TypeVar("RwT", bound=BaseReadWriteLock[Any])
@@ -236,6 +237,11 @@ class Client(_LockMethods[Lock, ReadWriteLock, Leader], SyncOnly):
         """Runs of workflows: start, read, signal, cancel, wait for the result; an engine drives them."""
         return Runs(self)
 
+    @property
+    def approvals(self) -> Approvals:
+        """The requests of runs that people answer."""
+        return Approvals(self)
+
     def hold(self, key: str, *, ttl: Duration, owner: str | None = None) -> Lease | None:
         """Take the key for the whole `ttl`, or return None while it is taken. It is never released early.
 
@@ -302,6 +308,11 @@ class AsyncClient(_LockMethods[AsyncLock, AsyncReadWriteLock, AsyncLeader], Asyn
     def runs(self) -> AsyncRuns:
         """Runs of workflows: start, read, signal, cancel, wait for the result; an engine drives them."""
         return AsyncRuns(self)
+
+    @property
+    def approvals(self) -> AsyncApprovals:
+        """The requests of runs that people answer."""
+        return AsyncApprovals(self)
 
     async def hold(self, key: str, *, ttl: Duration, owner: str | None = None) -> AsyncLease | None:
         """Take the key for the whole `ttl`, or return None while it is taken. It is never released early."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from ..commands import Command
+from ..commands.answers import AnswerApproval, PostUpdate, WatchUpdate
 from ..commands.purging import PurgeRuns, PurgeTree
 from ..commands.runs import (
     BlockRun,
@@ -34,8 +35,8 @@ When = Literal["before", "after"]
 
 KINDS = (
     "start", "fork", "import", "claim", "record", "record children", "take", "give", "park", "continue", "finish",
-    "signal", "cancel", "revive", "block", "unblock", "fail", "purge", "watch", "enlist", "dismiss", "publish", "state",
-    "transaction",
+    "signal", "update", "approve", "cancel", "revive", "block", "unblock", "fail", "purge", "watch", "enlist",
+    "dismiss", "publish", "state", "transaction",
 )  # fmt: skip
 NAMES = tuple(f"{when} {kind}" for kind in KINDS for when in ("before", "after"))
 
@@ -52,6 +53,9 @@ _PLAIN: dict[type[Command], str] = {
     WatchRun: "watch",
     RegisterWorker: "enlist",
     UnregisterWorker: "dismiss",
+    PostUpdate: "update",
+    WatchUpdate: "watch",
+    AnswerApproval: "approve",
     PublishLimits: "publish",
     PurgeRuns: "purge",
     PurgeTree: "purge",

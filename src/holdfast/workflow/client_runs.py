@@ -28,6 +28,7 @@ from .history import RunHistory, export, history_of
 from .importing import import_history
 from .purging import Purge, PurgeReport, checked_request
 from .queries import RunInfo, RunQueries, RunsPage, checked_timeout, wanted_runs
+from .requests import RequestQueries
 
 I = TypeVar("I")  # noqa: E741
 O = TypeVar("O")  # noqa: E741
@@ -79,6 +80,33 @@ class AsyncRunQueries:
     async def signal(self, run_id: str, name: str, payload: Any = None, *, idempotency_key: str | None = None) -> None:
         """Send a signal to a run that has not ended. It is kept until the run reads it; one key counts once."""
         await self._run(self._ready().signal(run_id, name, payload, idempotency_key))
+
+    async def update(
+        self,
+        run_id: str,
+        name: str,
+        payload: Any = None,
+        *,
+        timeout: Duration | None = None,  # noqa: ASYNC109  (the usual name)
+        idempotency_key: str | None = None,
+        type: Any = None,
+    ) -> Any:
+        """Send a request to a run and wait for its reply, read as `type`; the run receives it by `ctx.updates(name)`.
+
+        Raises `UpdateRefused`, `UpdateTimeout` after `timeout`, or `RunEnded` if the run ends without an answer. With
+        the `idempotency_key` of an earlier request, that one's answer is returned.
+        """
+        requests = RequestQueries(self._ready().client, max_bytes=self._ready().max_bytes)
+        return await self._run(
+            requests.update(
+                run_id,
+                name,
+                payload,
+                timeout=checked_timeout(timeout),
+                idempotency_key=idempotency_key,
+                output=Any if type is None else type,
+            )
+        )
 
     async def cancel(self, run_id: str) -> None:
         """Cancel a run, wherever it is driven; its `finally` blocks have half a minute."""
@@ -327,6 +355,31 @@ class Runs(_BaseRuns):
     def signal(self, run_id: str, name: str, payload: Any = None, *, idempotency_key: str | None = None) -> None:
         """Send a signal to a run that has not ended."""
         run(self._queries.signal(run_id, name, payload, idempotency_key), self._client.runtime.batchers)
+
+    def update(
+        self,
+        run_id: str,
+        name: str,
+        payload: Any = None,
+        *,
+        timeout: Duration | None = None,
+        idempotency_key: str | None = None,
+        type: Any = None,
+    ) -> Any:
+        """Send a request to a run and wait for its reply, read as `type`; the run receives it by `ctx.updates(name)`.
+
+        Raises `UpdateRefused`, `UpdateTimeout` after `timeout`, or `RunEnded` if the run ends without an answer. With
+        the `idempotency_key` of an earlier request, that one's answer is returned.
+        """
+        flow = RequestQueries(self._client, max_bytes=self._queries.max_bytes).update(
+            run_id,
+            name,
+            payload,
+            timeout=checked_timeout(timeout),
+            idempotency_key=idempotency_key,
+            output=Any if type is None else type,
+        )
+        return run(flow, self._client.runtime.batchers)
 
     def cancel(self, run_id: str) -> None:
         """Cancel a run."""

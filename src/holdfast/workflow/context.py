@@ -22,6 +22,7 @@ from ..state.compare_and_swap import Decide
 from ..validation import Duration, checked_key, seconds
 from .attempts import marked
 from .context_locks import ContextLocks
+from .context_requests import ContextRequests
 from .context_state import RunStates
 from .continuing import ContinueAsNew
 from .definition import ONCE, Retry, Step, Workflow, checked_name, checked_retry, current_context, step_of
@@ -123,7 +124,7 @@ class ChildHandle(Generic[O]):
         return value
 
 
-class Context(ContextLocks):
+class Context(ContextLocks, ContextRequests):
     """The context of one run."""
 
     def __init__(self, code: Replay, *, seed: str) -> None:

@@ -40,8 +40,9 @@ def continues(error: BaseException | None) -> bool:
 
 def next_generation(code: Replay, input: str, *, because: Literal["asked", "unread"], now: int) -> Continue:
     """The record by which a run begins its next generation, with everything that it keeps."""
-    keep = tuple(sorted(number for number, event in code.inbox.items() if event.kind in ("signal", "cancel")))
-    signals = tuple(new for new, old in enumerate(keep, 1) if code.inbox[old].kind == "signal")
+    there = {**code.inbox, **code.requests.unanswered}
+    keep = tuple(sorted(number for number, event in there.items() if event.kind in ("signal", "update", "cancel")))
+    signals = tuple(new for new, old in enumerate(keep, 1) if there[old].kind != "cancel")
     locks = tuple(carried_locks(code))
     first = 0 if code.continued is None else code.continued.first_lock
     entry = j.Continued(
@@ -65,15 +66,22 @@ def carried_locks(code: Replay) -> Iterator[j.CarriedLock]:
 
 
 def unread_signals(code: Replay) -> tuple[int, ...]:
-    """The signals that the code has not read."""
-    return tuple(number for number, event in code.inbox.items() if event.kind == "signal")
+    """The signals that the code has not read, and the updates that it has not answered."""
+    unread = (number for number, event in code.inbox.items() if event.kind in ("signal", "update"))
+    return (*unread, *code.requests.unanswered)
+
+
+def names_of(code: Replay, unread: tuple[int, ...]) -> list[str]:
+    """The names of these signals and updates."""
+    there = {**code.inbox, **code.requests.unanswered}
+    return sorted({there[number].name for number in unread})
 
 
 def unread_error(code: Replay, unread: tuple[int, ...]) -> SignalsUnread:
     """The error of a run with `on_unread="fail"` that returned with these unread signals."""
-    names = sorted({code.inbox[number].name for number in unread})
     return SignalsUnread(
-        f"the run {code.run.id!r} returned without reading the signals {', '.join(names)}. They are kept: a "
+        f"the run {code.run.id!r} returned without reading the signals {', '.join(names_of(code, unread))}. They are "
+        "kept: a "
         "restart, or a retry with code that reads them, can read them.",
         run_id=code.run.id,
     )

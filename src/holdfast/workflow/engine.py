@@ -37,6 +37,7 @@ from .definition import Workflow, checked_retention
 from .driver import Driver
 from .limits import Admission, admission_of
 from .queries import Incarnation, RunInfo, RunQueries, checked_timeout, result_of
+from .requests import AsyncApprovals, RequestQueries
 from .retention import Retention, limits_of
 from .worker import Worker
 
@@ -96,6 +97,30 @@ class RunHandle(Generic[O]):
     async def signal(self, name: str, payload: Any = None, *, idempotency_key: str | None = None) -> None:
         """Send the run a signal."""
         await self._run(self._queries.signal(self.id, name, payload, idempotency_key))
+
+    async def update(
+        self,
+        name: str,
+        payload: Any = None,
+        *,
+        timeout: Duration | None = None,  # noqa: ASYNC109  (the usual name)
+        idempotency_key: str | None = None,
+        type: Any = None,
+    ) -> Any:
+        """Send the run a request and wait for its reply, read as `type`; it receives it by `ctx.updates(name)`.
+
+        Raises `UpdateRefused`, `UpdateTimeout` after `timeout`, or `RunEnded` if the run ends without an answer.
+        """
+        requests = RequestQueries(self._queries.client, max_bytes=self._queries.max_bytes)
+        flow = requests.update(
+            self.id,
+            name,
+            payload,
+            timeout=checked_timeout(timeout),
+            idempotency_key=idempotency_key,
+            output=Any if type is None else type,
+        )
+        return await self._run(flow)
 
     async def _run(self, flow: Flow[T]) -> T:
         return await run_async(flow, self._queries.client.runtime.batchers)
@@ -169,6 +194,11 @@ class Engine(AsyncRunQueries, AsyncOnly):
     def events(self) -> Events:
         """The events of this engine: subscribe when it is open."""
         return self._ready().client.events
+
+    @property
+    def approvals(self) -> AsyncApprovals:
+        """The requests of runs that people answer."""
+        return AsyncApprovals(self._ready().client)
 
     @property
     def active_runs(self) -> int:

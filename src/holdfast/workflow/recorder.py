@@ -81,7 +81,9 @@ class Recorder:
     def has_content(self) -> bool:
         """Whether there is something to record, or events are to be read."""
         code = self._code
-        if self._unsent or code.unstarted or code.replay_locks.lock_requests or code.attributes is not None:
+        if self._unsent or code.unstarted or code.replay_locks.lock_requests:
+            return True
+        if code.attributes is not None or code.details is not None or code.requests.has_content:
             return True
         return self.last_immediate > self._polled or self._polls > self._polls_sent
 
@@ -155,6 +157,7 @@ class Recorder:
         entries, self._unsent = tuple(self._unsent), []
         children, code.unstarted = tuple(code.unstarted), []
         attributes, code.attributes = code.attributes, None
+        details, code.details = code.details, None
         lock_requests = tuple(code.replay_locks.lock_requests.values())
         code.replay_locks.lock_requests.clear()
         self._writing, self._polling = code.writes, self.last_immediate
@@ -171,8 +174,10 @@ class Recorder:
             then=then,
             children=children,
             attributes=attributes,
+            details=details,
             lock_requests=lock_requests,
             stuck=stuck,
+            requests=code.requests.take(),
         )
         self._host.send(self._under_way, self._answered)
 

@@ -455,11 +455,20 @@ class Worker(WorkerHost):
                 self._wake.set()  # another run can be driven now
             if isinstance(driver.end, Continue):  # its next generation is due
                 self._wake.set()
+            if driver.left == "outdated" and not self._draining:
+                again = self._loop.create_task(self._drive_again(driver.run.id), name="holdfast-again")
+                self._lookups.add(again)
+                again.add_done_callback(self._lookups.discard)
             if isinstance(driver.end, Park) and driver.end.due_at:
                 pause = (driver.end.due_at - self.now()) / MICROSECONDS
                 if pause < POLL_SECONDS:  # before the next poll
                     self._loop.call_later(max(0.0, pause), self._wake.set)
         driver.finished.set()
+
+    async def _drive_again(self, run: str) -> None:
+        """Drive a run from its history again. If the store cannot be reached, `_compare` finds it later."""
+        with suppress(StoreError):
+            await self.claim(limit=1, runs=(run,))
 
 
 async def _release(lease: AsyncLease) -> None:

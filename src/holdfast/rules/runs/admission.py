@@ -13,6 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from ...errors import RecordUnreadable
+from . import approvals
 from . import record as rule
 from .helpers import post, wake
 from .limits import LimitKey, LimitUsage, LimitVerdict, WorkflowLimits, decide, group_of, newer
@@ -99,6 +100,7 @@ def _cancel_for(repo: RunRepository, now: int, run: Run, cause: LimitCancel) -> 
 def finish(repo: RunRepository, now: int, run: Run, end: Finish) -> tuple[str, ...]:
     """End a run: notify its parent and its watchers, promote queued runs, give back its locks."""
     parent, terms = read_for_end(repo, run)
+    approvals.close_all(repo, now, run)
     repo.save(rule.finished(run, now, end))
     woken = run.watchers
     if parent is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from . import approvals
 from . import record as rule
 from .helpers import wake
 from .locks import give_back
@@ -28,6 +29,7 @@ def begin_next(repo: RunRepository, now: int, run: Run, then: Continue) -> tuple
     remembered = remember(repo, now, run, (event.key for event in gone if event.kind == "signal" and event.key))
     carried = tuple(lock for lock in run.locks if lock[0] in then.locks)
     others = replace(run, locks=tuple(lock for lock in run.locks if lock[0] not in then.locks))
+    approvals.close_all(repo, now, run)
     repo.clear_inbox(run.id)
     for number, event in enumerate(kept, 1):
         repo.post(run.id, replace(event, number=number))

@@ -17,10 +17,13 @@ from msgspec.structs import replace
 from ...errors import RecordUnreadable
 from ..lock_outcomes import Outcome
 from ..record_type import RecordType
+from . import approvals, updates
 from .helpers import known
 from .outcomes import Purged, PurgeStep, TreeSeen
+from .own_records import own_prefix
 from .record import Run
 from .repository import RunRepository
+from .requests import ANSWERED_PAGE, ANSWERED_PAGES, APPROVAL, APPROVAL_NAME, UPDATE
 from .signal_keys import SIGNAL_KEY, SIGNAL_KEY_PAGE, key_prefix
 from .tree import TREE_MEMBER, tree_prefix
 
@@ -30,6 +33,12 @@ WORK_AT_ONCE = 10_000
 """How many entries, events and records of runs one step removes, at most; an inbox is removed as a whole."""
 PART = "part"
 """The id of the purge of a run below a first one, of which a part was removed."""
+
+OWN_TYPES: dict[str, tuple[RecordType[Any], ...]] = {
+    updates.KIND: (UPDATE, ANSWERED_PAGE, ANSWERED_PAGES),
+    approvals.KIND: (APPROVAL, APPROVAL_NAME),
+}
+"""The types of the records that belong to one run, by the kinds that it notes."""
 
 Verdict = Literal["removable", "absent", "living", "young", "large", "unreadable"]
 
@@ -44,9 +53,12 @@ class Tree(NamedTuple):
 
 def record_prefixes(run: Run) -> tuple[tuple[RecordType[Any], str], ...]:
     """The types of records that are about one run and are removed with it, each with the prefix of their keys."""
-    if run.remembered is None:
-        return ()
-    return (SIGNAL_KEY, key_prefix(run.id)), (SIGNAL_KEY_PAGE, key_prefix(run.id))
+    found: tuple[tuple[RecordType[Any], str], ...] = ()
+    if run.remembered is not None:
+        found += ((SIGNAL_KEY, key_prefix(run.id)), (SIGNAL_KEY_PAGE, key_prefix(run.id)))
+    for kind in run.record_kinds:
+        found += tuple((one, own_prefix(run)) for one in OWN_TYPES.get(kind, ()))
+    return found
 
 
 def cuts_the_tree(run: Run) -> bool:  # noqa: ARG001  (no run is started in this way yet)

@@ -22,7 +22,7 @@ Status = Literal[
 """Not ended: waiting for admission, for a worker, driven by one, waiting for a time or an event, waiting for code that
 fits its history. The rest are ends; of a `purged` run only the row is left, and it counts as absent."""
 End = Literal["completed", "failed", "cancelled", "timed_out"]
-EventKind = Literal["signal", "cancel", "child", "lock", "deadlock"]
+EventKind = Literal["signal", "update", "approval", "cancel", "child", "lock", "deadlock"]
 OnExisting = Literal["error", "use", "replace_ended"]
 """What a start does where a run has its id: nothing, return that run, or replace it if it has ended."""
 Locks = tuple[tuple[int, str], ...]
@@ -144,7 +144,9 @@ class Run(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     than one step. `first` is the generation with which this run began: above 1 where it has replaced an ended run of
     this id, which is kept as `replaces`; the kept one has the id of its successor in `replaced_by`. `parent_first` is
     the `first` of the parent that has started it, `continued_at` when its generation began where that is not the first
-    one, `cancelled_by` the limit that has cancelled it.
+    one, `cancelled_by` the limit that has cancelled it. `details` is JSON text that the code has set about itself.
+    `approvals` are its open requests for approvals. `record_kinds` are the kinds of further records that belong to it,
+    which a purge looks for.
     """
 
     id: str
@@ -187,6 +189,9 @@ class Run(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     continued_at: int | None = None
     cancelled_by: LimitCancel | None = None
     purging: str = ""
+    details: str | None = None
+    approvals: tuple[str, ...] = ()
+    record_kinds: tuple[str, ...] = ()
 
     @property
     def workflow(self) -> str:
@@ -430,6 +435,16 @@ def archive_id(run: Run) -> str:
     return f"{run.id}~{run.generation}"
 
 
+def identity_of(run: Run) -> str:
+    """A name of a run that no other run has, also of those that had its id before; it stays when the run is replaced.
+
+    >>> run = Run(id="order-7", type="order", created_at=0, first=3)
+    >>> identity_of(run) == identity_of(replace(run, id="order-7~3", generation=3))
+    True
+    """
+    return f"{without_generation(run.id)}@{run.first}"
+
+
 def is_child_of(run: Run, parent: Run) -> bool:
     """Whether a run was started by this one, and not by a run that had its id before."""
     return run.parent == parent.id and run.parent_first == parent.first
@@ -533,6 +548,7 @@ def recorded(
     then: Ending | None,
     attributes: dict[str, Scalar] | None,
     request: str,
+    details: str | None = None,
     locks: Locks = (),
     stuck: tuple[str, ...] | None = None,
 ) -> tuple[Run, bool]:
@@ -546,6 +562,7 @@ def recorded(
         crashes=0 if entries or then is not None else run.crashes,
         last=request,
         attributes=run.attributes if attributes is None else attributes,
+        details=run.details if details is None else details,
         locks=locks,
         stuck=None if stuck is None else Stuck(seen, stuck),
     )
@@ -572,6 +589,7 @@ def finished(run: Run, now: int, end: Finish) -> Run:
         waits=(),
         stuck=None,
         block=None,
+        approvals=(),
     )
 
 
@@ -599,6 +617,7 @@ def continued(run: Run, now: int, *, posted: int, locks: Locks, remembered: Reme
         stuck=None,
         blocked_for=0,
         remembered=remembered,
+        approvals=(),
     )
 
 
@@ -648,6 +667,8 @@ def revived(run: Run, now: int, *, keep: int, request: str, fresh: bool) -> Run:
         stuck=None,
         block=None,
         purging="",
+        details=None,
+        approvals=(),
         blocked_for=0 if fresh else run.blocked_for,
         started_at=None if fresh else run.started_at,
     )

@@ -14,8 +14,8 @@ from msgspec.structs import replace
 from ...errors import RecordUnreadable
 from ..lock_outcomes import Outcome
 from ..slot import Conflict, Swap, written
+from . import approvals, replacing, tree, updates
 from . import record as rule
-from . import replacing, tree
 from .admission import cancel, enter, finish
 from .blocking import may_claim, poisoned
 from .generations import begin_next
@@ -25,6 +25,7 @@ from .limits import ADMITTED, LimitVerdict, WorkflowLimits
 from .lock_requests import LockRequest
 from .locks import answers_before, ask, give_back, held, notify_offered
 from .outcomes import (
+    AnsweredMeanwhile,
     Claim,
     Claimed,
     Limited,
@@ -43,6 +44,7 @@ from .outcomes import (
 from .purging import is_stub, spare
 from .record import Block, Continue, Ending, Finish, NewRun, Past, Run, RunEvent, Scalar, WorkerRecord
 from .repository import RunRepository
+from .requests import NO_REQUESTS, RunRequests
 from .signal_keys import is_remembered
 
 ORPHANS_AT_ONCE = 1_000
@@ -203,9 +205,11 @@ def record(
     children: Sequence[NewRun],
     attributes: dict[str, Scalar] | None,
     request: str,
+    details: str | None = None,
     swap: Swap | None = None,
     lock_requests: Sequence[LockRequest] = (),
     stuck: tuple[str, ...] | None = None,
+    requests: RunRequests = NO_REQUESTS,
 ) -> Outcome:
     """Add to the journal of a run that the caller drives, start its children, request locks, and park or end it.
 
@@ -229,8 +233,11 @@ def record(
         changed = written(slot, swap, f"{run}:{request}")
         if changed is None:
             return Conflict(version=slot.version, last=slot.last, value=slot.value)
-    woken: tuple[str, ...] = ()
+    if approvals.answered(repo, before, requests.closes):
+        return AnsweredMeanwhile()
     repo.append(run, at, entries)
+    woken = updates.answer(repo, now, before, requests.replies)
+    approvals.change(repo, now, before, requests.opens, requests.closes)
     if swap is not None and changed is not None:
         repo.put_slot(swap.address, changed)
     taken, limited = (), {}
@@ -252,6 +259,7 @@ def record(
         then=then,
         attributes=attributes,
         request=request,
+        details=details,
         locks=locks,
         stuck=None if goes_on else stuck,  # a run that got an answer is not stuck
     )
@@ -302,6 +310,7 @@ def revive(
             return Limited(verdict=entrance.verdict)
         after, woken = entrance.run, entrance.woken
     woken += give_back(repo, now, before)
+    approvals.close_all(repo, now, before)
     repo.cut(run, after.length)
     repo.unpost(run, forget)
     return Posted(number=after.length, fresh=True, run=after, woken=woken)
