@@ -1,9 +1,9 @@
 """The rules of a state slot: one value that changes only by compare-and-swap.
 
-What a writer compares is the id of the last write, not a number: ids are never used twice, so a value that was
-deleted and written anew is not taken for the old one, and no write is ever made twice. The slot also keeps the writes
-of each writer until the writer has acknowledged them: a write that is sent again after a lost reply gets its answer. A
-writer that lost several times may reserve the next write for a moment; that shortens a race and decides nothing.
+A writer compares the id of the last write, not a number. Ids are never used twice. So a value that was deleted and
+written again is not treated as the old value, and no write is made twice. The slot also stores the writes of each
+writer until the writer has acknowledged them: a write that is sent again after a lost reply gets its answer. A writer
+whose writes were refused several times may reserve the next write for a moment. Correctness does not depend on this.
 """
 
 from __future__ import annotations

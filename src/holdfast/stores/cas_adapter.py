@@ -1,8 +1,9 @@
 """What a service must offer so that Holdfast can keep locks and values in it: conditional writes of single records.
 
-An adapter knows nothing of locks. It keeps texts under names, each with a stamp, and writes or removes a text only if
-its stamp is the one that the caller has read. `cas.py` runs the rules over any adapter. Errors of the driver are mapped
-by the adapter: `StoreUnavailable` and its subclasses, `ambiguous` unless it is certain that nothing was done.
+An adapter knows nothing about locks. It stores texts under names. Each text has a stamp, and an adapter writes or
+removes a text only if its stamp is still the stamp that the caller has read. `cas.py` executes the rules with any
+adapter. An adapter converts the errors of its driver to `StoreUnavailable` and its subclasses, with `ambiguous` set
+unless it is certain that nothing was done.
 """
 
 from __future__ import annotations
@@ -152,7 +153,7 @@ class CasService(Protocol):
         """The same service for the child of a fork, which must not use the parent's connections."""
 
     def close(self) -> None:
-        """Release what the connections share."""
+        """Release resources that the connections share."""
 
 
 class CasServiceBase:
@@ -173,7 +174,7 @@ class CasServiceBase:
         return record
 
     def written_back(self, stored: LockRecord, shown: LockRecord, after: LockRecord) -> LockRecord:  # noqa: ARG002
-        """What the rules have made."""
+        """The record that the rules have returned, unchanged."""
         return after
 
     def diagnose(self) -> tuple[Finding, ...]:

@@ -1,4 +1,4 @@
-"""The transition that writes a run which has ended in another store, for debugging: it is inert until it is retried."""
+"""The transition that stores a run of another store, for debugging: nothing of it is executed until it is retried."""
 
 from __future__ import annotations
 

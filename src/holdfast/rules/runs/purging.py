@@ -1,10 +1,10 @@
-"""Transitions that remove runs which ended long ago, by whole trees: a first run and all runs below it.
+"""Transitions that remove runs which ended long ago, by whole trees: a first run and all its descendants.
 
-Nothing of a tree is removed while one of its runs has not ended, or ended too late. A small tree is decided and removed
-in one step. A larger one takes several: it is announced (`mark`), checked page by page (`look_at`), hidden if nothing
-has revived a run of it since (`hide`), and then removed part by part (`remove`), the first run last. A purge that
-stops in between is continued by the next one. Of an id that had several runs the row stays, with nothing but its
-number, so that the keys of a later run's steps differ from those of all earlier ones.
+No run of a tree is removed while one of its runs has not ended, or ended too recently. A small tree is decided and
+removed in one step. A larger tree takes several steps: it is announced (`mark`), checked page by page (`look_at`),
+hidden if no run of it was revived since (`hide`), and then removed part by part (`remove`), the first run last. If a
+purge stops in between, the next purge continues it. If an id had several runs, its row stays and contains only the
+number of the last generation. So the idempotency keys of the steps of a later run differ from all earlier keys.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The record of a run, and the pure decisions about it: start, claim, record, post, orphan, revive.
 
 A run belongs to one worker or to none. Each claim gives it a higher fence, and every write to its journal is checked
-against that fence in the same step, so a journal is one sequence whichever workers wrote it. The entries of a journal
-are text here; `workflow/journal.py` knows what they mean. All times are integer microseconds of the store's clock.
+against that fence in the same step. So a journal is one sequence, whichever workers wrote it. In this module the
+entries of a journal are text; `workflow/journal.py` defines their meaning. All times are integer microseconds of the
+store's clock.
 """
 
 from __future__ import annotations
