@@ -41,7 +41,7 @@ class StoredRecord(NamedTuple):
 
 
 class RecordType(Generic[R]):
-    """One sort of record: its name, its struct, and the field that says when it is due.
+    """One type of record: its name, its struct, and the field with the time at which it is due.
 
     The name is part of the stored format, and one process has one type of each name.
 

@@ -26,7 +26,7 @@ MAX_RESERVATION = 1_000_000
 
 
 class Writer(msgspec.Struct, frozen=True, array_like=True):
-    """What one client wrote: the numbers of its writes from `floor` on, and the version that the last one made."""
+    """The writes of one client: their numbers from `floor` on, and the version that the last one has made."""
 
     client: str
     floor: int
@@ -35,7 +35,7 @@ class Writer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class WriteHistory(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a slot remembers besides its value. `forgotten` is the last version made by a forgotten writer."""
+    """The stored writes of a slot. `forgotten` is the last version made by a writer that was removed from them."""
 
     last: str = ""
     writers: tuple[Writer, ...] = ()
@@ -83,7 +83,7 @@ class SlotSeen(Outcome, frozen=True, kw_only=True):
 
 
 class Swapped(Outcome, frozen=True, kw_only=True):
-    """The write has happened, and made this version."""
+    """The value was written, with this version."""
 
     version: int
 

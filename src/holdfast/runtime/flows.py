@@ -125,7 +125,7 @@ class FlowServices(Protocol):
 
 
 class Grant(msgspec.Struct, frozen=True):
-    """A grant, and the local time before its command was sent: its ttl counts from there."""
+    """A grant, and the local time before its command was sent, from which its ttl counts."""
 
     outcome: out.Granted
     sent: float

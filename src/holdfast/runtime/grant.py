@@ -29,7 +29,7 @@ State = Literal["held", "ended", "lost"]
 
 
 def local_deadline(sent: float, ttl: int) -> float:
-    """When a grant whose request was sent at `sent` must be treated as lost here, at the latest."""
+    """The latest time until which the holder may use a grant whose request was sent at `sent`."""
     length = ttl / MICROSECONDS
     return sent + length - length * DRIFT - LATENESS
 

@@ -98,7 +98,7 @@ class Renewal:
         self.notifiers: list[Notifier] = []  # set when the next renewal is answered
 
     def why_neglected(self, now: float, silences: dict[LoopProbe, float]) -> str:
-        """Why this lease has no working holder any more; empty while it has one. Each loop is probed once per round."""
+        """Why this lease has no working holder any more; empty if it has one. Each loop is probed once per round."""
         if self.dropped or self.handle() is None:
             return "it was dropped without being released"
         if self.probe is not None:
@@ -184,7 +184,7 @@ class Heartbeats:
         return answered
 
     def drop(self, held: LocalGrant) -> None:
-        """Renew this lease no longer."""
+        """Stop renewing this lease."""
         self._renewals.pop(held.id, None)
 
     def lose_all(self, reason: str) -> None:

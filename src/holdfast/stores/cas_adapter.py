@@ -69,7 +69,7 @@ class CasAdapter(Protocol):
     """One connection to the service, bound to one namespace. Used by one thread at a time."""
 
     def read(self, names: Sequence[CasName]) -> CasRead:
-        """Read these records, from the primary and as they are now, in one round trip where the service allows it."""
+        """Read the current version of these records, from the primary, in one round trip if the service allows it."""
 
     def write(self, writes: Sequence[CasWrite]) -> Sequence[bool | None]:
         """Carry out the writes, each atomic by itself, in any order, and return what is known about each of them.
@@ -125,7 +125,7 @@ class CasService(Protocol):
         """
 
     def adjusted(self, command: Command) -> Command:
-        """The command as it is to be decided, in place of the one that was sent.
+        """The command that is decided instead of the command that was sent.
 
         A service without a clock of its own adds the stated difference of its clients' clocks to every ttl here. The
         outcome goes to the caller as the rules made it, and the holder counts its own deadline from the ttl that it
@@ -133,7 +133,7 @@ class CasService(Protocol):
         """
 
     def observed(self, key: str, record: LockRecord, stamp: str, now: int) -> LockRecord:
-        """The record of a lock as the rules are to see it, in place of the one that was read with this stamp.
+        """The record of a lock that the rules get instead of the record that was read with this stamp.
 
         A service that trusts no other client's clock replaces the stored expiries here, by those that follow from how
         long it has seen each holder's entry unchanged.
@@ -142,8 +142,8 @@ class CasService(Protocol):
     def written_back(self, stored: LockRecord, shown: LockRecord, after: LockRecord) -> LockRecord:
         """The record to write. `shown` is what `observed` returned, and `after` is the result of the rules.
 
-        A service that replaces expiries puts back what the rules left unchanged: otherwise every write of one client
-        would look like a renewal of all holders to the others.
+        A service that replaces expiries restores those that the rules have not changed. Otherwise every write of one
+        client would look like a renewal of all holders to the other clients.
         """
 
     def diagnose(self) -> tuple[Finding, ...]:

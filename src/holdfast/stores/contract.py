@@ -152,7 +152,7 @@ class Store(Protocol):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What this store can promise."""
+        """The promises of this store."""
 
     def connect(self, role: Role) -> Connection:
         """Open a connection. If callers have to wait for the store, connections for `heartbeats` go first."""
