@@ -1,7 +1,7 @@
 """Named points just before and just after each commit about a run, at which a test can end the process.
 
 Every command that changes a run has a name here, and a test that covers all names fails if one was never reached.
-Nothing here costs anything unless a test has set `reached`.
+These points cost no time unless a test has set `reached`.
 """
 
 from __future__ import annotations

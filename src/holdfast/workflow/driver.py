@@ -1,9 +1,9 @@
 """Drives one run: delivers events and results to its workflow code, begins its effects, and parks or ends it.
 
 Everything happens in plain callbacks of the engine's event loop, never in a task, because the loop of the workflow code
-runs inside of them. Every delivery goes into the journal, in order, through the `Recorder`. An effect (a step, a cancel
-of a child) begins when everything that was delivered before it is stored. A driver that is refused by the store, or
-leaves its run, begins nothing more and records nothing more.
+runs inside of them. Every delivery is written to the journal, in order, by the `Recorder`. An effect (a step, a
+cancel of a child) begins when everything that was delivered before it is stored. If the store refuses a driver, or
+the driver leaves its run, it begins no further effect and records no further entry.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _log = logging.getLogger("holdfast.workflow")
 Leaving = Literal["refused", "outdated", "lost", "parked", "blocked", "ended", "continued", "closed"]
 _LEFT_BY: dict[type[Ending], Leaving] = {Park: "parked", Finish: "ended", Continue: "continued"}
 LONG_HISTORY = 10_000
-"""From so many entries on, an event says that a history is long: it is replayed whole after each crash."""
+"""At this number of entries an event is emitted: the whole history is replayed after each crash."""
 Delivery = Callable[[], None]
 
 
@@ -167,7 +167,7 @@ class Driver:
             self.end = None
 
     def tick(self) -> None:
-        """Time has passed: end the timers that are due."""
+        """End the timers that are due."""
         self._due = None
         self._deliver_when_free(self._deliver_due)
 
@@ -229,7 +229,7 @@ class Driver:
         return self.idle and not self._driver_locks.leased
 
     def park(self) -> None:
-        """Give the run up until it is due or receives an event, if it can be parked."""
+        """Park the run, if possible: it leaves memory until it is due or receives an event."""
         if self.can_park:
             self.end = Park(self.next_time())
             self._flush()
@@ -266,7 +266,7 @@ class Driver:
     # -- called by the workflow code --------------------------------------------------------------------
 
     def called(self, call: StepCall) -> None:
-        """A step was called: it begins when everything before it is stored."""
+        """The code called a step: the step begins when everything that was delivered before is stored."""
         self._effect(lambda: self._begin_step(call))
 
     def dropped(self, call: StepCall) -> None:

@@ -52,8 +52,9 @@ SWEEP = 100
 class RunHandle(Generic[O]):
     """A run, by its id. Any process may drive it.
 
-    `result` is about one run: the one that was started, or that this handle has seen first. If another run replaces it,
-    `result` is still that of the replaced run. All other methods are about the run that has the id now.
+    `result` refers to one run: the run that was started, or the first run that this handle has read. If another run
+    replaces it, `result` is still the result of the replaced run. All other methods refer to the run that has the id
+    now.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class RunHandle(Generic[O]):
         """What the limits of its workflow decided, where this handle is the result of a start."""
 
     async def result(self, timeout: Duration | None = None) -> O:  # noqa: ASYNC109  (the usual name)
-        """Wait for what the run returns. Raises `WorkflowFailed`, or `RunResultTimeout` after `timeout`."""
+        """Wait for the result of the run. Raises `WorkflowFailed`, or `RunResultTimeout` after `timeout`."""
         limit, since = checked_timeout(timeout), elapsed()
         # The store need not be asked about a run that ends here.
         ended = await self._worker.end_of(self.id, limit, self._awaited)
@@ -145,7 +146,7 @@ class Engine(AsyncRunQueries, AsyncOnly):
     `version` names the code of this process, such as a release or a commit; it is recorded in the runs that the engine
     drives, and shown with them.
     `retain`, such as "30 days", is how long ended runs of these workflows are kept, unless a workflow has its own
-    `retain`; without it they are kept for ever. The engine removes older ones in the background.
+    `retain`; without it they are kept forever. The engine removes older runs in the background.
     """
 
     _worker_type: type[Worker] = Worker
@@ -284,7 +285,7 @@ class Engine(AsyncRunQueries, AsyncOnly):
         return _EngineClient(where, **self._options, events=Events(LoggingSink()))
 
     async def close(self, grace: Duration | None = None) -> None:
-        """Let steps that are under way finish within `grace`, release all runs for other workers, and close."""
+        """Wait up to `grace` for the steps in progress, release all runs for other workers, and close."""
         if self._process not in {0, os.getpid()}:
             return  # the child of a fork has nothing to close
         retention, self._retention = self._retention, None
@@ -298,7 +299,7 @@ class Engine(AsyncRunQueries, AsyncOnly):
             await in_thread(client._shut, name="holdfast-closer")  # noqa: SLF001
 
     async def drain(self, grace: Duration | None = None) -> None:
-        """Claim no further run, release each run as soon as its steps under way have finished, and close."""
+        """Claim no further run, release each run when its steps in progress have ended, and close."""
         await self.close(grace)
 
     # -- runs -------------------------------------------------------------------------------------------
@@ -461,11 +462,11 @@ class Engine(AsyncRunQueries, AsyncOnly):
         payload: Any = None,
         idempotency_key: str | None = None,
     ) -> RunHandle[Any]:
-        """Send a signal to the run with this id; where none is living, start one that has it as its first event.
+        """Send a signal to the run with this id; if there is none that has not ended, start one with this signal.
 
-        Both are one step, so no signal is lost to a run that ends meanwhile. A run that has ended is replaced as by
-        `start(on_existing="replace_ended")`, unless it has received a signal with this idempotency key: then nothing is
-        started or sent. If a limit does not let the run begin, no signal is sent, to this run or to any other.
+        Both are one atomic step, so no signal is lost if the run ends meanwhile. A run that has ended is replaced as
+        by `start(on_existing="replace_ended")`, unless it has received a signal with this idempotency key: then
+        nothing is started or sent. If a limit does not admit the new run, no signal is sent.
         """
         queries, worker = self._open()
         known = self._named(workflow)
@@ -486,7 +487,7 @@ class Engine(AsyncRunQueries, AsyncOnly):
     # -- driving ----------------------------------------------------------------------------------------
 
     async def resume(self, run_id: str) -> RunInfo:
-        """Drive a run until it waits or ends, and return its state; at once if another process drives it."""
+        """Drive a run until it waits or ends, and return its state. If another process drives it, return at once."""
         queries, worker = self._open()
         before = await self._run(queries.get(run_id))
         driver = worker.drivers.get(run_id)
@@ -501,7 +502,7 @@ class Engine(AsyncRunQueries, AsyncOnly):
         return await self._run(queries.get(run_id))
 
     async def sweep(self, limit: int = SWEEP) -> int:
-        """Drive all due runs once, until each waits or ends; returns how many. For cron and serverless."""
+        """Drive each due run once, until it waits or ends. Returns their number. For cron and serverless."""
         _, worker = self._open()
         checked_count(limit, what="limit")
         await worker.lock_sweeper.sweep_all()

@@ -1,7 +1,7 @@
 """The entries of a journal: everything that was delivered to a run, in order.
 
-An entry is JSON text that people can read. Replaying the entries in their order to the same code leads to the same
-state. `at` is the time of the delivery on the store's clock, and the time of the workflow from then on.
+An entry is readable JSON text. If the entries are delivered in their order to the same code, the code reaches the
+same state. `at` is the time of the delivery on the store's clock, and the workflow's time until the next delivery.
 """
 
 from __future__ import annotations

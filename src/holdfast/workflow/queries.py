@@ -204,7 +204,7 @@ class RunQueries(RunStarter):
     ) -> Flow[Any]:
         """Wait for a run's end, and return its result or raise its error. `timeout` counts from `since`.
 
-        If the run is replaced meanwhile, this is still about the run that was there at first, under its new id.
+        If the run is replaced meanwhile, this still waits for the run that had the id at first, under its new id.
         """
         awaited = awaited or Incarnation()
         name = run_id
@@ -405,8 +405,8 @@ class RunQueries(RunStarter):
 def cut(claim: Claim, *, restart: bool) -> tuple[int, tuple[int, ...], tuple[str, ...]]:
     """Return how many entries to keep, which events to remove, and which children to revive.
 
-    Of a workflow with several attempts, `retry` is about the last one. After a `restart`, a child is restarted when the
-    new history requests it.
+    If a workflow has had several attempts, `retry` continues the last one. After a `restart`, a child is restarted
+    when the new history requests it.
     """
     stale = [event.number for event in claim.events if event.kind in ("cancel", "lock", "deadlock")]
     ends = {event.number: event for event in claim.events if event.kind == "child"}

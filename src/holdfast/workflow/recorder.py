@@ -1,8 +1,8 @@
-"""Writes the journal of one run: the entries that are not yet stored, and the one record that is under way.
+"""Writes the journal of one run: collects the entries that are not stored yet, and sends one record at a time.
 
-Entries are written in the order of their delivery, under the run's fence, with at most one record under way. A record
-whose outcome is unknown is sent again unchanged; the store recognises it by its request id. A barrier states what must
-be stored before an effect begins. The driver decides what is delivered and when a record is sent.
+Entries are written in the order of their delivery, after the check of the run's fence. A record whose outcome is
+unknown is sent again unchanged; the store recognises it by its request id. A barrier states what must be stored
+before an effect begins. The driver decides what is delivered, and when a record is sent.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Recorder:
 
     @property
     def under_way(self) -> RecordRun | None:
-        """The record that was sent and is not answered yet."""
+        """The record that was sent and has no answer yet."""
         return self._under_way
 
     @property

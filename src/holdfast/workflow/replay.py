@@ -1,8 +1,8 @@
 """The workflow code of one run in memory: what it waits for, and the delivery of journal entries to it.
 
-Delivering the same entries in the same order to the same code leads to the same state; where it does not, a
-`NonDeterminismError` names what the history contains and what the code does. Nothing here calls the store or begins an
-effect: requests of the code are passed to the driver.
+If the same entries are delivered in the same order to the same code, the code reaches the same state. If it does not,
+a `NonDeterminismError` names what the history contains and what the code does. This module does not call the store
+and begins no effect: it passes the requests of the code to the driver.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from .replay_requests import ReplayRequests
 GRACE = 30_000_000
 """Microseconds that `finally` blocks have after a run was cancelled."""
 MAX_CALLS_LEAVING = 1_000
-"""So many calls of the code raise while its run is left; then the code is suspended for good."""
+"""While this process leaves the run, so many calls of the code raise; after that the code is suspended forever."""
 MAX_CHILDREN_NAMED = 999
-"""A run that waits for more children at once does not report them: it is not part of the search for deadlocks."""
+"""A run that waits for more children at once does not report them, and is left out of the search for deadlocks."""
 LOCK_EVENTS = ("lock", "deadlock")
 """Events that only mean that a lock must be requested again."""
 
@@ -65,7 +65,7 @@ NOTES = (
 
 
 class RunLeft(BaseException):
-    """This process has stopped driving the run: whatever its code still does is not recorded."""
+    """This process has stopped driving the run: later operations of the code are not recorded."""
 
 
 class Effects(Protocol):
@@ -329,7 +329,7 @@ class Replay:
 
     @property
     def waits(self) -> tuple[str, ...]:
-        """What the code waits for besides timers, for people."""
+        """A readable list of what the code waits for, without timers."""
         return (
             *(f"the step {step!r}" for step in self.calls),
             *(f"the {kind} {name!r}" for kind, name, _ in self._event_waits.values()),
@@ -357,7 +357,7 @@ class Replay:
         self.taken[id] = j.Failure(f"holdfast.errors.{type(why).__name__}", str(why))
 
     def leave(self) -> None:
-        """End the code at once. Whatever it calls on its way out raises `RunLeft`."""
+        """End the code at once. Every call that it still makes raises `RunLeft`."""
         self.over = True
         self.loop.abandon()
 

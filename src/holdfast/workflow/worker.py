@@ -1,9 +1,9 @@
 """A worker: one lease, and the runs that it drives while that lease is held.
 
-It claims due runs, after a notification and at least once a second, and creates a driver for each. A run that waits for
-long is parked. When the lease is lost, every driver leaves its run, and the worker registers again under a new id. Once
-a second it also compares the runs that belong to it in the store with those that it drives: so it finds a claim or a
-start whose reply was lost, and an event whose notification was lost.
+It claims due runs, after a notification and at least once a second, and creates a driver for each of them. A run that
+waits for long is parked. When the lease is lost, every driver leaves its run, and the worker registers again with a
+new id. Once a second the worker also compares two lists: the runs that belong to it in the store, and the runs that
+it drives. In this way it detects a claim or a start whose reply was lost, and an event whose notification was lost.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class Worker(WorkerHost):
         return await run_async(flow, self._client.runtime.batchers)
 
     async def stop(self, grace: float) -> None:
-        """Claim nothing more, wait up to `grace` seconds for running steps to be recorded, and release all runs."""
+        """Claim no further run, wait up to `grace` seconds until running steps are recorded, and release all runs."""
         self._draining = True
         for task in (self._polling, self._checking):  # the first task starts the second
             if task is not None:

@@ -1,7 +1,8 @@
 """Admission of runs in the same step as their start, promotion of queued runs in the same step as an end.
 
-Limits count runs that are admitted and have not ended, never a stored number that could drift. Queued runs are promoted
-by priority, then by arrival; a run that another of its limits keeps waiting does not block the others.
+Limits count runs that are admitted and have not ended; there is no stored counter that could become wrong. Queued
+runs are promoted by priority, then by arrival. If another limit does not admit a queued run, this run does not block
+the others.
 """
 
 from __future__ import annotations

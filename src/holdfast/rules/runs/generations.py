@@ -1,8 +1,8 @@
 """A run begins its next generation: its history is replaced by an input, in the step that ends the generation.
 
-What belongs to the run stays: its id and idempotency key, its places in limits, its watchers and its parent, a cancel
-and all other events that the generation has not read, and the locks that it names. Everything that belongs to the
-generation goes: its journal, the events that it has read, all other locks. The fence rises, so that a late result of
+Data of the run stays: its id and idempotency key, its places in limits, its watchers and its parent, a cancel and all
+other events that the generation has not read, and the locks that the command names. Data of the generation is
+removed: its journal, the events that it has read, all other locks. The fence is increased, so that a late result of
 the old generation is refused.
 """
 

@@ -86,7 +86,7 @@ def start(
 
 
 def start_or_signal(repo: RunRepository, now: int, new: NewRun, event: RunEvent, worker: str) -> Outcome:
-    """Post a signal to the run with this id; where none is living, start one with the signal as its first event.
+    """Send a signal to the run with this id; if there is none that has not ended, start one with this signal.
 
     A signal that the ended run knows starts nothing.
     """
@@ -213,7 +213,7 @@ def record(
 ) -> Outcome:
     """Add to the journal of a run that the caller drives, start its children, request locks, and park or end it.
 
-    With a swap, a slot is written in the same step; where another write came first, nothing is done at all.
+    With a swap, a slot is written in the same step; if another write came first, nothing is done.
     """
     before = known(repo, run)
     if before is not None and before.last == request:
