@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import InvalidOption
 from ..rules.runs.record import RunEvent
-from ..rules.runs.requests import NewApproval, Reply, RunRequests
+from ..rules.runs.requests import NO_REQUESTS, NewApproval, Reply, RunRequests
 from . import journal as j
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ class ReplayRequests:
 
     def take(self) -> RunRequests:
         """What the next record carries."""
+        if not self.has_content:
+            return NO_REQUESTS
         taken = RunRequests(replies=tuple(self._replies), opens=tuple(self._opens.values()), closes=tuple(self._closes))
         self._open |= self._opens.keys()
         self.discard()
