@@ -317,4 +317,4 @@ def prove(size: Size, seed: int, folder: Path, report: Report, place: WorkflowSt
 
 
 if __name__ == "__main__":
-    main(__file__, prove, small=SMALL, full=FULL, work=engine_process)
+    main(__file__, prove, small=SMALL, full=FULL, work=engine_process, mariadb=True)

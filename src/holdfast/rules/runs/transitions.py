@@ -160,7 +160,7 @@ def claim(
         run = repo.run(seen.id) or seen  # the end of another run may have changed it just now
         if run.type not in becomes or (run.worker != worker and is_alive(repo, now, run.worker)):
             continue
-        if not may_claim(run, now, engine=engine, opened=opened, named=bool(runs), untried=untried):
+        if not may_claim(run, now, engine=engine, opened=opened, code=code, named=bool(runs), untried=untried):
             continue
         try:
             can_be_had = not rule.holds(repo.lock(rule.run_key(run.workflow, run.id)), now)
