@@ -11,11 +11,18 @@ import pytest
 from msgspec.structs import replace
 from waiting import PATIENCE, eventually, eventually_async, until_status
 
-from holdfast import AsyncClient, Client, Concurrency, Context, WorkflowFailed, current_step, step, workflow
-from holdfast.errors import DeadlockDetected, InvalidOption, InvalidValue, LockTimeout, RunEnded
+from holdfast import AsyncClient, Client, Concurrency, Context, Rate, WorkflowFailed, current_step, step, workflow
+from holdfast.errors import (
+    DeadlockDetected,
+    InvalidOption,
+    InvalidValue,
+    LockTimeout,
+    RunEnded,
+    WorkflowLimitExceeded,
+)
 from holdfast.rules.runs.record import Continue
 from holdfast.runtime import failpoints
-from holdfast.workflow import Retry
+from holdfast.workflow import Retry, driver
 from holdfast.workflow.children import Children
 from holdfast.workflow.worker import Worker
 
@@ -461,6 +468,63 @@ def test_a_parent_and_callers_hear_only_of_the_last_end_and_limits_count_the_run
             assert await first.result() == 4
             assert await second.result() == 4
             assert (await engine.get("child")).generation == 4
+
+    played(scenario)
+
+
+def test_a_limit_on_starts_does_not_count_a_run_again_that_continues(url, played, engine_on):
+    @workflow(rate=Rate(max=2, per="1 hour"))
+    async def looping(ctx: Context, n: int) -> int:
+        if n < 4:
+            raise ctx.continue_as_new(n + 1)
+        return n
+
+    async def scenario():
+        async with engine_on(url, [looping]) as engine:
+            for _ in range(2):
+                assert await (await engine.start(looping, 1)).result() == 4
+            with pytest.raises(WorkflowLimitExceeded):
+                await engine.start(looping, 1)
+
+    played(scenario)
+
+
+def test_state_of_the_tree_and_permits_of_a_semaphore_stay_with_a_run_that_continues(url, played, engine_on):
+    tokens = []
+
+    @workflow
+    async def adding(ctx: Context, n: int) -> int:
+        async with ctx.semaphore("gate", permits=2, scope="global") as lease:
+            tokens.append(lease.token)
+            total = await ctx.state.execution("total", initial=0).increment()
+            if n < 3:
+                raise ctx.continue_as_new(n + 1)
+        return total
+
+    async def scenario():
+        async with engine_on(url, [adding]) as engine:
+            assert await (await engine.start(adding, 1)).result() == 3
+        assert len(set(tokens)) == 1
+
+    played(scenario)
+
+
+def test_a_long_history_is_reported_once(url, played, engine_on, monkeypatch):
+    monkeypatch.setattr(driver, "LONG_HISTORY", 4)
+    events = []
+
+    @workflow
+    async def long(ctx: Context, n: int) -> int:
+        for _ in range(6):
+            await ctx.step("count", len, "x")
+        return ctx.history_length
+
+    async def scenario():
+        async with engine_on(url, [long]) as engine:
+            engine.events.subscribe(lambda event: events.append(event) if event.name == "history_long" else None)
+            assert await (await engine.start(long, 1, id="r")).result() == 7
+        (event,) = events
+        assert (event.fields["run"], event.fields["workflow"], event.fields["entries"]) == ("r", "long", 4)
 
     played(scenario)
 

@@ -622,6 +622,11 @@ def posted(run: Run, now: int, kind: EventKind) -> Run:
     )
 
 
+def is_stuck(run: Run) -> bool:
+    """Whether only a lock or the end of a child can let a run continue, and it has seen all of its events."""
+    return run.living and run.stuck is not None and run.stuck.seen == run.posted
+
+
 def never_began(run: Run) -> bool:
     """Whether a run ends at once when it is cancelled, because none of its code has run."""
     return run.status == "queued" or (run.status == "pending" and run.started_at is None)

@@ -275,6 +275,8 @@ def post(repo: RunRepository, now: int, run: str, event: RunEvent) -> Outcome:
         return Posted(number=number, fresh=False, run=before)
     if before is None or not before.living:
         return RunRefused(run=before)
+    if event.kind == "deadlock" and not rule.is_stuck(before):  # it was claimed or blocked since it was read
+        return RunRefused(run=before)
     return cancel(repo, now, before, event) if event.kind == "cancel" else post_to(repo, now, before, event)
 
 
