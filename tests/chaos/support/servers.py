@@ -2,7 +2,8 @@
 
 `main` runs a campaign on each store in turn, at the small size on all of them at once. `--store` selects one store; the
 default is PostgreSQL and Valkey at the small size, and all stores at full size. A missing server fails the campaign,
-unless `$HOLDFAST_TEST_WITHOUT` names it, or it is fetched and could not be; then the report states that it was left out.
+unless `$HOLDFAST_TEST_WITHOUT` names it, or it is one that is fetched and could not be; then the report states that it
+was left out.
 """
 
 from __future__ import annotations
