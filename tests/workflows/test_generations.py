@@ -22,6 +22,7 @@ from holdfast.errors import (
 )
 from holdfast.rules.runs.record import Continue
 from holdfast.runtime import failpoints
+from holdfast.testing import TestEngine
 from holdfast.workflow import Retry, driver
 from holdfast.workflow.children import Children
 from holdfast.workflow.worker import Worker
@@ -450,6 +451,26 @@ def test_timeout_retry_and_attempt_begin_anew_and_a_failed_attempt_keeps_the_gen
     played(scenario)
 
 
+def test_each_generation_has_the_whole_timeout(played):
+    @workflow(timeout="1 hour")
+    async def slow(ctx: Context, n: int) -> int:
+        await ctx.sleep("50 minutes" if n < 3 else "70 minutes")
+        if n < 4:
+            raise ctx.continue_as_new(n + 1)
+        return n
+
+    async def scenario():
+        async with TestEngine([slow]) as engine:
+            handle = await engine.start(slow, 1)
+            await engine.advance("101 minutes")
+            info = await handle.info()
+            assert (info.living, info.generation) == (True, 3)
+            await engine.advance("61 minutes")
+            assert (await handle.info()).status == "timed_out"
+
+    played(scenario)
+
+
 def test_a_parent_and_callers_hear_only_of_the_last_end_and_limits_count_the_run_once(url, played, engine_on):
     @workflow(concurrency=Concurrency(1, on_excess="queue"))
     async def looping(ctx: Context, n: int) -> int:
@@ -505,6 +526,34 @@ def test_state_of_the_tree_and_permits_of_a_semaphore_stay_with_a_run_that_conti
         async with engine_on(url, [adding]) as engine:
             assert await (await engine.start(adding, 1)).result() == 3
         assert len(set(tokens)) == 1
+
+    played(scenario)
+
+
+@pytest.mark.parametrize("how", ["cancelled", "another task", "returned"])
+def test_signals_that_a_call_has_received_and_not_returned_are_read_by_the_next_generation(url, played, engine_on, how):
+    @workflow(on_unread="continue")
+    async def inbox(ctx: Context, read: list[int]) -> list[int]:
+        if ctx.generation == 2:
+            return [*(await ctx.signals("n")), await ctx.wait_for_signal("last")]
+        await ctx.wait_for_signal("begin")
+        call = asyncio.create_task(ctx.signals("n"))
+        await ctx.wait_for_signal("now")  # `call` has received a signal, and polls for another one
+        assert not call.done()
+        if how == "another task":
+            raise ctx.continue_as_new([])
+        call.cancel()
+        await asyncio.wait([call])
+        if how == "cancelled":
+            raise ctx.continue_as_new([])
+        return []
+
+    async def scenario():
+        async with engine_on(url, [inbox]) as engine:
+            handle = await engine.start(inbox, [], id="r")
+            for name, payload in (("n", 1), ("n", 2), ("now", None), ("begin", None), ("n", 3), ("last", 4)):
+                await handle.signal(name, payload)
+            assert await handle.result() == [1, 2, 3, 4]
 
     played(scenario)
 

@@ -161,7 +161,7 @@ async def replayed(engine, name: str) -> tuple[object, set[int]]:
     asyncio.get_running_loop().call_soon(replay)
     await asyncio.wait_for(done.wait(), 10)
     assert code.done
-    result, unread = code.root.result(), {int(code.inbox[number].payload) for number in unread_signals(code)}
+    result, unread = code.root.result(), {int(event.payload) for event in unread_signals(code).values()}
     code.leave()
     if claim.run.status == "completed":
         assert result_of(claim.run, object) == result

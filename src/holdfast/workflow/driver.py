@@ -431,7 +431,7 @@ class Driver:
             self._continue(self._claim.entries[0], "unread")
             return
         self._stop_effects()
-        self._unread = sorted({self._code.inbox[number].name for number in unread}) if on_unread != "keep" else []
+        self._unread = sorted({event.name for event in unread.values()}) if on_unread != "keep" else []
         if unread and on_unread == "fail":
             self.end = Finish("failed", j.write_failure(failure_of(unread_error(self._code, unread))))
         else:

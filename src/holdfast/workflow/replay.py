@@ -17,7 +17,7 @@ from ..rules.runs.record import End, NewRun, Run, RunEvent, Scalar, generation_i
 from ..runtime.codec import decode_value, output_of
 from . import journal as j
 from .attempts import is_marked, marked
-from .context import Context, SlotWork, StepCall
+from .context import Context, Received, SlotWork, StepCall
 from .continuing import ContinueAsNew
 from .definition import Workflow, current_context
 from .failures import step_failed
@@ -246,7 +246,7 @@ class Replay:
                 event = self.inbox.pop(entry.event, None)
                 if waiting is None or event is None:
                     raise self._differs(f"{entry.id!r} was delivered", f"signals {sorted(self._signal_waits)}")
-                _resolve(waiting[1], event.payload)
+                _resolve(waiting[1], event)
             case j.ChildEnded():
                 self._child_ended(entry)
             case j.CancelAsked():
@@ -384,16 +384,16 @@ class Replay:
         self.calls.pop(call.id, None)
         self._effects.dropped(call)
 
-    async def wait_for_signal(self, name: str, id: str, type: Any) -> Any:
+    async def wait_for_signal(self, name: str, id: str, type: Any) -> Received:
         """Wait for the next signal of this name, and read it as this type."""
         self.check()
         future = self.loop.create_future()
         self._signal_waits[id] = (name, future)
         try:
-            payload = await future
+            event: RunEvent = await future
         finally:
             self._signal_waits.pop(id, None)
-        return await self.read(payload, type, id=id, what=f"the signal {name!r}")
+        return Received(event, await self.read(event.payload, type, id=id, what=f"the signal {name!r}"))
 
     async def read(self, text: str, type: Any, *, id: str, what: str) -> Any:
         """Read a value that the code has received; `id` is the wait that received it.
