@@ -102,15 +102,19 @@ CONTINUING = [
         "pass",
         (
             GENERATIONS
-            + "test_signals_that_a_call_has_received_and_not_returned_are_read_by_the_next_generation[sqlite-cancelled]",
+            + "test_signals_that_a_call_has_received_and_not_returned_are_read_by_the_next_generation"
+            + "[sqlite-cancelled]",
         ),
     ),
     Mutant(
         "a limit on starts counts each generation of a run",
         "rules/runs/generations.py",
         "    repo.save(after)\n",
-        "    repo.save(after)\n    for place in run.places:\n        limit = repo.terms(run.workflow).limit(place.limit)\n"
-        "        if limit.per:\n            repo.note_start(rule.group_of(run.workflow, place), now, run.id, limit, now)\n",
+        "    repo.save(after)\n"
+        "    for place in run.places:\n"
+        "        limit = repo.terms(run.workflow).limit(place.limit)\n"
+        "        if limit.per:\n"
+        "            repo.note_start(rule.group_of(run.workflow, place), now, run.id, limit, now)\n",
         (GENERATIONS + "test_a_limit_on_starts_does_not_count_a_run_again_that_continues[sqlite]",),
     ),
     Mutant(

@@ -100,7 +100,7 @@ async def ended(handle):
         return [error.status, error.kind, error.detail]
 
 
-async def begun(engine, flow, given: dict, name: str, chance: random.Random | None, base: int) -> tuple:
+async def begun(engine, flow, given: dict, name: str, chance: random.Random | None, *, base: int) -> tuple:
     """Start a run, or replace one that has ended, by a start or by a signal. Returns its handle, and the signal."""
     if chance is not None and chance.random() < 0.3:
         letter = chance.choice(LETTERS)
@@ -127,13 +127,13 @@ async def sent(handle, chance: random.Random, base: int) -> list[tuple[str, int]
 
 
 async def play(
-    engine, flow, given: dict, name: str, chance: random.Random | None, base: int = 0
+    engine, flow, given: dict, name: str, chance: random.Random | None, *, base: int = 0
 ) -> tuple[object, list]:
     """Run a plan to its end, and all of its children. Returns its end, and the signals that it accepted.
 
     The signals have numbers from `base` on.
     """
-    handle, accepted = await begun(engine, flow, given, name, chance, base)
+    handle, accepted = await begun(engine, flow, given, name, chance, base=base)
     accepted += [] if chance is None else await sent(handle, chance, base)
     end = await ended(handle)
     await eventually_async(lambda: is_over(engine, name))

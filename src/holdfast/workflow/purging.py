@@ -27,9 +27,10 @@ from .definition import Workflow
 
 ROOTS_AT_ONCE = 50
 """How many trees one step looks at: a store reads the rows and the tree of each."""
-REST = 4.0
-"""A purge rests for so many times as long as its last step took, so that other commands hardly wait for it."""
-LONGEST_REST = 1.0
+REST = 6.0
+"""A purge rests for so many times as long as its last step took. So it takes a seventh of the time at most, also from an
+engine of the same process that can do nothing at all during a step."""
+LONGEST_REST = 5.0
 """Seconds."""
 
 
