@@ -67,8 +67,8 @@ BLOCKING = [
     Mutant(
         "an engine that opens does not try blocked runs",
         "workflow/blocked_runs.py",
-        "        self._reading = True\n        self._after: ",
-        "        self._reading = False\n        self._after: ",
+        "        self._next_read = 0.0\n",
+        "        self._next_read = elapsed() + 3_600.0\n",
         (BLOCKED + "test_a_bad_deploy_blocks_and_the_roll_back_continues_each_run_once[sqlite]",),
     ),
     Mutant(

@@ -35,7 +35,7 @@ class BlockedRuns:
         self.opened = 0
         """When the engine was opened, by the store's clock."""
         self._found: dict[str, None] = {}
-        self._reading = True
+        self._reading = False
         self._after: tuple[int, str] | None = None
         self._again_at: int | None = None  # a run that crashed its workers may be tried then
         self._read_for = 0.0  # how long it took to read the list, until now
