@@ -28,8 +28,8 @@ from .definition import Workflow
 ROOTS_AT_ONCE = 50
 """How many trees one step looks at: a store reads the rows and the tree of each."""
 REST = 6.0
-"""A purge rests for so many times as long as its last step took. So it takes a seventh of the time at most, also from an
-engine of the same process that can do nothing at all during a step."""
+"""A purge rests for so many times as long as its last step took. So it takes a seventh of the time at most, also from
+an engine of the same process that can do nothing at all during a step."""
 LONGEST_REST = 5.0
 """Seconds."""
 
