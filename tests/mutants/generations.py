@@ -98,7 +98,7 @@ CONTINUING = [
     Mutant(
         "signals that a call has received and not returned are lost when the run continues",
         "workflow/continuing.py",
-        "found |= {event.number: event for event in code.context.untaken}",
+        "found |= {event.number: event for event in code.untaken}",
         "pass",
         (
             GENERATIONS

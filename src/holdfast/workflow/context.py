@@ -371,11 +371,6 @@ class Context(ContextLocks):
         async with asyncio.timeout(seconds(timeout, what="timeout")):
             return await self._code.wait_for_signal(name, self._next_id(f"signal:{name}"), read_as)
 
-    @property
-    def untaken(self) -> tuple[RunEvent, ...]:
-        """Signals that were delivered to a call of `signals` that was cancelled, or that has not returned yet."""
-        return tuple(signal.event for found in (*self._untaken.values(), *self._collected) for signal in found)
-
     @overload
     def signals(self, name: str, *, type: type[R]) -> Coroutine[Any, Any, list[R]]: ...
     @overload
@@ -468,6 +463,12 @@ class Context(ContextLocks):
         if self._code.over:
             await self._code.out()
         self._code.set_attributes(checked_attributes(attributes))
+
+
+def untaken_signals(context: Context) -> tuple[RunEvent, ...]:
+    """Signals that were delivered to a call of `signals` that was cancelled, or that has not returned yet."""
+    lists = (*context._untaken.values(), *context._collected)  # noqa: SLF001  (of this module)
+    return tuple(signal.event for found in lists for signal in found)
 
 
 class ReplayLogger(logging.LoggerAdapter[logging.Logger]):

@@ -68,8 +68,7 @@ def carried_locks(code: Replay) -> Iterator[j.CarriedLock]:
 def unread_signals(code: Replay) -> dict[int, RunEvent]:
     """The signals that the code has not read, by their numbers, in order."""
     found = {number: event for number, event in code.inbox.items() if event.kind == "signal"}
-    if code.context is not None:
-        found |= {event.number: event for event in code.context.untaken}
+    found |= {event.number: event for event in code.untaken}
     return dict(sorted(found.items()))
 
 

@@ -17,7 +17,7 @@ from ..rules.runs.record import End, NewRun, Run, RunEvent, Scalar, generation_i
 from ..runtime.codec import decode_value, output_of
 from . import journal as j
 from .attempts import is_marked, marked
-from .context import Context, Received, SlotWork, StepCall
+from .context import Context, Received, SlotWork, StepCall, untaken_signals
 from .continuing import ContinueAsNew
 from .definition import Workflow, current_context
 from .failures import step_failed
@@ -315,6 +315,11 @@ class Replay:
             *(f"the child {child!r}" for child in self._child_waits),
             *(f"the lock {lock.request.key!r}" for lock in self.replay_locks.pending.values() if lock.waits),
         )
+
+    @property
+    def untaken(self) -> tuple[RunEvent, ...]:
+        """Signals that were delivered, and that the code has not got."""
+        return () if self.context is None else untaken_signals(self.context)
 
     @property
     def children(self) -> tuple[str, ...]:
