@@ -41,15 +41,15 @@ REQUESTS = [
     Mutant(
         "an update that was read and not answered is lost when the run continues",
         "workflow/continuing.py",
-        "    there = {**code.inbox, **code.requests.unanswered}\n    keep",
-        "    there = dict(code.inbox)\n    keep",
+        "    keep = tuple(sorted((*unread, *(",
+        "    keep = tuple(sorted((*(unread.keys() - code.requests.unanswered.keys()), *(",
         (UPDATES + "test_the_next_generation_receives_requests_that_were_read_and_not_answered",),
     ),
     Mutant(
         "an unanswered update is not unread",
         "workflow/continuing.py",
-        "return (*unread, *code.requests.unanswered)",
-        "return tuple(unread)",
+        "for event in code.untaken} | code.requests.unanswered",
+        "for event in code.untaken}",
         (UPDATES + "test_an_unanswered_update_is_unread_for_a_run_that_returns[continue]",),
     ),
     Mutant(

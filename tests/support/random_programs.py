@@ -257,7 +257,7 @@ class GenerationInterpreter(Interpreter):
             case "continue":
                 raise ctx.continue_as_new({"plan": self.plan, "n": self.n + 1, "trail": [*self.trail, self.n]})
             case "read":
-                found = []  # not by ctx.signals(), which loses what it has found if it is cancelled before it returns
+                found = []  # not by ctx.signals(), which returns later: other tasks may have read newer signals by then
                 while True:
                     try:
                         found.append(await ctx.wait_for_signal(parts[0], timeout=0))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, overload
 import msgspec
 
 from ..errors import InvalidOption, InvalidValue, InvalidWorkflow, NotInWorkflow
-from ..rules.runs.record import NewRun, Scalar, generation_id, workflow_of
+from ..rules.runs.record import NewRun, RunEvent, Scalar, generation_id, workflow_of
 from ..rules.slot import Address
 from ..runtime.codec import encode_value
 from ..state.compare_and_swap import Decide
@@ -112,6 +112,13 @@ class SlotWork(NamedTuple):
     output: Any
 
 
+class Received(NamedTuple):
+    """A signal that the code has received, and its payload as it was read."""
+
+    event: RunEvent
+    value: Any
+
+
 class ChildHandle(Generic[O]):
     """A child that was started. Await `result()` for its result."""
 
@@ -131,7 +138,8 @@ class Context(ContextLocks, ContextRequests):
         self._code = code
         self._counts: dict[str, int] = {}
         self._unfit: dict[str, InvalidValue] = {}  # signals that could not be read, by name
-        self._untaken: dict[str, list[Any]] = {}  # signals that a cancelled call of `signals` has received, by name
+        self._untaken: dict[str, list[Received]] = {}  # signals that a cancelled call of `signals` has received
+        self._collected: list[list[Received]] = []  # what each call of `signals` has received that has not returned
         self._random = random.Random(seed)
         self.run_id = code.run.id
         self.workflow_name = workflow_of(code.run.type)
@@ -349,11 +357,15 @@ class Context(ContextLocks, ContextRequests):
 
         The payload is converted to `type`; without `type` it is plain JSON.
         """
+        return (await self._received(name, type, timeout)).value
+
+    async def _received(self, name: str, type: Any, timeout: Duration | None) -> Received:  # noqa: ASYNC109
         if self._code.over:
             await self._code.out()
         checked_key(name, what="signal name")
-        if untaken := self._untaken.get(name):
-            return untaken.pop(0)
+        if self._untaken.get(name):
+            self._code.check()
+            return self._untaken[name].pop(0)
         read_as = Any if type is None else type
         if timeout is None:
             return await self._code.wait_for_signal(name, self._next_id(f"signal:{name}"), read_as)
@@ -373,19 +385,23 @@ class Context(ContextLocks, ContextRequests):
         if (unfit := self._unfit.pop(name, None)) is not None:
             raise unfit
         found = self._untaken.pop(name, [])
-        while True:
-            try:
-                found.append(await self.wait_for_signal(name, type=type, timeout=0))
-            except TimeoutError:
-                return found
-            except asyncio.CancelledError:
-                self._untaken[name] = found  # the caller has not got them
+        self._collected.append(found)
+        try:
+            while True:
+                found.append(await self._received(name, type, 0))
+        except TimeoutError:
+            pass
+        except InvalidValue as error:
+            if not found:
                 raise
-            except InvalidValue as error:
-                if not found:
-                    raise
-                self._unfit[name] = error
-                return found
+            self._unfit[name] = error
+        except BaseException:  # the caller has not got them
+            both = [*self._untaken.get(name, ()), *found]
+            self._untaken[name] = sorted(both, key=lambda signal: signal.event.number)
+            raise
+        finally:
+            self._collected = [one for one in self._collected if one is not found]
+        return [signal.value for signal in found]
 
     @overload
     def start_child(
@@ -448,6 +464,12 @@ class Context(ContextLocks, ContextRequests):
         if self._code.over:
             await self._code.out()
         self._code.set_attributes(checked_attributes(attributes))
+
+
+def untaken_signals(context: Context) -> tuple[RunEvent, ...]:
+    """Signals that were delivered to a call of `signals` that was cancelled, or that has not returned yet."""
+    lists = (*context._untaken.values(), *context._collected)  # noqa: SLF001  (of this module)
+    return tuple(signal.event for found in lists for signal in found)
 
 
 class ReplayLogger(logging.LoggerAdapter[logging.Logger]):

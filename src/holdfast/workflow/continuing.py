@@ -7,11 +7,11 @@ with the run; the next generation gets each of them when it requests the same ke
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Literal
 
 from ..errors import SignalsUnread
-from ..rules.runs.record import Continue
+from ..rules.runs.record import Continue, RunEvent
 from . import journal as j
 from .replay_locks import REQUESTS_PER_ATTEMPT
 
@@ -40,9 +40,9 @@ def continues(error: BaseException | None) -> bool:
 
 def next_generation(code: Replay, input: str, *, because: Literal["asked", "unread"], now: int) -> Continue:
     """The record by which a run begins its next generation, with everything that it keeps."""
-    there = {**code.inbox, **code.requests.unanswered}
-    keep = tuple(sorted(number for number, event in there.items() if event.kind in ("signal", "update", "cancel")))
-    signals = tuple(new for new, old in enumerate(keep, 1) if there[old].kind != "cancel")
+    unread = unread_signals(code)
+    keep = tuple(sorted((*unread, *(number for number, event in code.inbox.items() if event.kind == "cancel"))))
+    signals = tuple(new for new, old in enumerate(keep, 1) if old in unread)
     locks = tuple(carried_locks(code))
     first = 0 if code.continued is None else code.continued.first_lock
     entry = j.Continued(
@@ -65,29 +65,24 @@ def carried_locks(code: Replay) -> Iterator[j.CarriedLock]:
             yield j.CarriedLock(number, request.key, request.kind, request.weight, request.ttl)
 
 
-def unread_signals(code: Replay) -> tuple[int, ...]:
-    """The signals that the code has not read, and the updates that it has not answered."""
-    unread = (number for number, event in code.inbox.items() if event.kind in ("signal", "update"))
-    return (*unread, *code.requests.unanswered)
+def unread_signals(code: Replay) -> dict[int, RunEvent]:
+    """The signals that the code has not read and the updates that it has not answered, by their numbers, in order."""
+    found = {number: event for number, event in code.inbox.items() if event.kind in ("signal", "update")}
+    found |= {event.number: event for event in code.untaken} | code.requests.unanswered
+    return dict(sorted(found.items()))
 
 
-def names_of(code: Replay, unread: tuple[int, ...]) -> list[str]:
-    """The names of these signals and updates."""
-    there = {**code.inbox, **code.requests.unanswered}
-    return sorted({there[number].name for number in unread})
-
-
-def unread_error(code: Replay, unread: tuple[int, ...]) -> SignalsUnread:
+def unread_error(code: Replay, unread: Mapping[int, RunEvent]) -> SignalsUnread:
     """The error of a run with `on_unread="fail"` that returned with these unread signals."""
+    names = sorted({event.name for event in unread.values()})
     return SignalsUnread(
-        f"the run {code.run.id!r} returned without reading the signals {', '.join(names_of(code, unread))}. They are "
-        "kept: a "
+        f"the run {code.run.id!r} returned without reading the signals {', '.join(names)}. They are kept: a "
         "restart, or a retry with code that reads them, can read them.",
         run_id=code.run.id,
     )
 
 
-def may_continue(code: Replay, unread: tuple[int, ...]) -> bool:
+def may_continue(code: Replay, unread: Mapping[int, RunEvent]) -> bool:
     """Whether a run that returned with these unread signals begins a new generation because of them.
 
     If a generation has read none of the signals with which it began, the next generation would do the same again.

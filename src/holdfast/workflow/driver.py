@@ -34,7 +34,7 @@ from ..runtime.codec import encode_value
 from . import journal as j
 from .children import Children
 from .context import SlotWork, StepCall
-from .continuing import continues, may_continue, names_of, next_generation, unread_error, unread_signals
+from .continuing import continues, may_continue, next_generation, unread_error, unread_signals
 from .definition import Workflow
 from .driver_host import DriverHost
 from .driver_locks import DriverLocks, MakeEntry
@@ -431,7 +431,7 @@ class Driver:
             self._continue(self._claim.entries[0], "unread")
             return
         self._stop_effects()
-        self._unread = names_of(self._code, unread) if on_unread != "keep" else []
+        self._unread = sorted({event.name for event in unread.values()}) if on_unread != "keep" else []
         if unread and on_unread == "fail":
             self.end = Finish("failed", j.write_failure(failure_of(unread_error(self._code, unread))))
         else:

@@ -27,9 +27,10 @@ from .definition import Workflow
 
 ROOTS_AT_ONCE = 50
 """How many trees one step checks: a store reads the rows and the tree of each."""
-REST = 4.0
-"""The pause after a step is this many times as long as the step, so that other commands hardly wait for a purge."""
-LONGEST_REST = 1.0
+REST = 6.0
+"""The pause after a step is this many times as long as the step. So a purge takes at most a seventh of the time, also
+that of an engine in the same process, which can do nothing during a step."""
+LONGEST_REST = 5.0
 """Seconds."""
 
 

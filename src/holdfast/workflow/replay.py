@@ -17,7 +17,7 @@ from ..rules.runs.record import End, EventKind, NewRun, Run, RunEvent, Scalar, g
 from ..runtime.codec import decode_value, output_of
 from . import journal as j
 from .attempts import is_marked, marked
-from .context import Context, SlotWork, StepCall
+from .context import Context, Received, SlotWork, StepCall, untaken_signals
 from .continuing import ContinueAsNew
 from .definition import Workflow, current_context
 from .failures import step_failed
@@ -338,6 +338,11 @@ class Replay:
         )
 
     @property
+    def untaken(self) -> tuple[RunEvent, ...]:
+        """Signals that were delivered, and that the code has not got."""
+        return () if self.context is None else untaken_signals(self.context)
+
+    @property
     def children(self) -> tuple[str, ...]:
         """The children that this generation has started and that are not known to have ended."""
         return tuple(self._children)
@@ -405,10 +410,10 @@ class Replay:
         self.calls.pop(call.id, None)
         self._effects.dropped(call)
 
-    async def wait_for_signal(self, name: str, id: str, type: Any) -> Any:
+    async def wait_for_signal(self, name: str, id: str, type: Any) -> Received:
         """Wait for the next signal of this name, and read it as this type."""
         event = await self.wait_for_event("signal", name, id)
-        return await self.read(event.payload, type, id=id, what=f"the signal {name!r}")
+        return Received(event, await self.read(event.payload, type, id=id, what=f"the signal {name!r}"))
 
     async def wait_for_event(self, kind: EventKind, name: str, id: str) -> RunEvent:
         """Wait for the next event of this kind and name.

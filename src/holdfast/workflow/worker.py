@@ -88,7 +88,7 @@ class Worker(WorkerHost):
         self._recover = recover
         self._draining = False
         self._known = frozenset(kind for kind, _ in self._types())
-        self._blocked = BlockedRuns(engine, self._known)
+        self._blocked = BlockedRuns(engine, self._known, code)
         self.lock_sweeper = LockSweeper(self.execute, lambda run: self.emit("deadlock_detected", run=run, worker=name))
 
     # -- the lease --------------------------------------------------------------------------------------
@@ -242,7 +242,8 @@ class Worker(WorkerHost):
 
     async def try_blocked(self, limit: int) -> list[Driver]:
         """Claim some of the blocked runs that this engine has not tried, if there are any."""
-        found = await self._blocked.next(self.execute, self.now(), limit) if limit > 0 else ()
+        hints = self._client.runtime.listens
+        found = await self._blocked.next(self.execute, self.now(), limit, hints=hints) if limit > 0 else ()
         return await self.claim(limit=len(found), runs=found, untried=True) if found else []
 
     async def _check(self) -> None:

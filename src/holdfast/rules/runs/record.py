@@ -84,9 +84,10 @@ class Block(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Why the code that was tried last cannot continue a run. The run waits, with its locks, for other code.
 
     `reason` is JSON text like a failure. `engines` are those that have tried: each other engine may try once, at any
-    time. `code` is the version of the last engine. `tries` counts the tries since the run could last continue, and
-    `first` is the time of the first of them. A run that crashed its workers (`poisoned`) is tried only by engines
-    that were opened after `since`.
+    time. If more have tried than can be named, only engines that were opened after `since` may try. `code` is the
+    version of the last engine. `tries` counts the tries since the run could last continue, and `first` is the time
+    of the first of them. A run that crashed its workers (`poisoned`) is tried only by engines that were opened after
+    `since`: after a pause, or at once if they have another version.
     """
 
     reason: str
@@ -98,11 +99,19 @@ class Block(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     poisoned: bool = False
     request: str = ""
 
-    def may_try(self, now: int, *, engine: str, opened: int) -> bool:
-        """Whether this engine, opened at that time, may try before the pause has ended."""
+    @property
+    def names_all(self) -> bool:
+        """Whether `engines` are all that have tried, because there is room for more."""
+        return len(self.engines) < ENGINES_NAMED
+
+    def may_try(self, now: int, *, engine: str, opened: int, code: str) -> bool:
+        """Whether this engine, opened at that time and of that version, may try before the pause has ended."""
         if engine in self.engines:
             return False
-        return not self.poisoned or (opened > self.since and now >= self.since + pause_after(self))
+        if self.poisoned:
+            new = bool(code) and code != self.code
+            return opened > self.since and (new or now >= self.since + pause_after(self))
+        return self.names_all or opened > self.since
 
 
 class RememberedKeys(msgspec.Struct, frozen=True, array_like=True):
@@ -633,6 +642,11 @@ def posted(run: Run, now: int, kind: EventKind) -> Run:
         due_at=at_once(now) if waits else run.due_at,
         cancelling=run.cancelling or kind == "cancel",
     )
+
+
+def is_stuck(run: Run) -> bool:
+    """Whether only a lock or the end of a child can let a run continue, and it has seen all of its events."""
+    return run.living and run.stuck is not None and run.stuck.seen == run.posted
 
 
 def never_began(run: Run) -> bool:

@@ -162,7 +162,7 @@ def claim(
         run = repo.run(seen.id) or seen  # the end of another run may have changed it just now
         if run.type not in becomes or (run.worker != worker and is_alive(repo, now, run.worker)):
             continue
-        if not may_claim(run, now, engine=engine, opened=opened, named=bool(runs), untried=untried):
+        if not may_claim(run, now, engine=engine, opened=opened, code=code, named=bool(runs), untried=untried):
             continue
         try:
             can_be_had = not rule.holds(repo.lock(rule.run_key(run.workflow, run.id)), now)
@@ -282,6 +282,8 @@ def post(repo: RunRepository, now: int, run: str, event: RunEvent) -> Outcome:
     if before is not None and (number := _knows(repo, before, event)) is not None:
         return Posted(number=number, fresh=False, run=before)
     if before is None or not before.living:
+        return RunRefused(run=before)
+    if event.kind == "deadlock" and not rule.is_stuck(before):  # it was claimed or blocked since it was read
         return RunRefused(run=before)
     return cancel(repo, now, before, event) if event.kind == "cancel" else post_to(repo, now, before, event)
 

@@ -223,10 +223,46 @@ class RunTests(HistoryComparison):
         assert self.claim("v.1", runs=("r",), engine="old", opened=run.block.since, untried=True) == []
         later = run.block.since + 1
         assert self.claim("v.1", runs=("r",), engine="new", opened=later, untried=True) == []
+        assert self.claim("v.1", runs=("r",), engine="old", opened=run.block.since, code="fixed", untried=True) == []
         self.advance(61)
         self.add_worker("v.2")
         assert self.claim("v.2", runs=("r",), engine="old", opened=run.block.since, untried=True) == []
         assert [one.id for one in self.claim("v.2", runs=("r",), engine="new", opened=later, untried=True)] == ["r"]
+
+    def test_a_run_that_crashes_its_workers_is_tried_at_once_by_an_engine_of_another_version(self) -> None:
+        self.ask(start(), Started)
+        for life in range(rule.POISONED):
+            self.claim_and_expire(f"w.{life}", code="1")
+        self.ask(r.ClaimRuns(worker=self.add_worker("v.1"), types=TYPES, code="1"), Claimed)
+        block = self.run_seen().block
+        assert block is not None
+        opened = block.since + 1
+        assert self.claim("v.1", runs=("r",), engine="new", opened=opened, code="1", untried=True) == []
+        assert [one.id for one in self.claim("v.1", runs=("r",), engine="new", opened=opened, code="2", untried=True)]
+
+    def test_where_more_engines_have_tried_a_blocked_run_than_are_named_only_new_ones_try_it(self) -> None:
+        """Otherwise engines that are no longer named would try it again and again."""
+        run, before = self.ask(start(worker=self.add_worker()), Started).run, None
+        for number in range(rule.ENGINES_NAMED):
+            if number:
+                (run,) = self.claim(runs=("r",), engine=f"e{number}", opened=1, untried=True)
+            block = r.BlockRun(
+                run="r", fence=run.fence, reason="null", engine=f"e{number}", before=before, request=f"block {number}"
+            )
+            before = self.ask(block, Blocked).run.block
+        assert before is not None
+        assert not before.names_all
+        assert self.claim(runs=("r",), engine="open", opened=before.since, untried=True) == []
+        assert [one.id for one in self.claim(runs=("r",), engine="new", opened=before.since + 1, untried=True)] == ["r"]
+
+    def test_a_deadlock_is_reported_only_to_a_run_that_is_stuck(self) -> None:
+        """It may have been claimed, or blocked, since the search for deadlocks has read it."""
+        run = self.ask(start(worker=self.add_worker()), Started).run
+        deadlock = r.PostEvent(run="r", event=RunEvent(kind="deadlock", name="1", key="deadlock/1/1"))
+        assert self.ask(deadlock, RunRefused).run == run
+        self.ask(record(run, stuck=()), Recorded)
+        assert self.ask(deadlock, Posted).fresh
+        assert not self.ask(deadlock, Posted).fresh, "it was sent again"
 
     def test_a_blocked_run_is_tried_again_after_growing_pauses_and_earlier_by_other_engines(self) -> None:
         self.add_worker("w.1", seconds=10_000)
