@@ -1,9 +1,10 @@
 """MariaDB, MongoDB and DynamoDB: acquire + release of one caller and of a hundred tasks, beside locks made by hand.
 
-By hand means: `GET_LOCK` on a connection of its own; a document that is inserted and deleted, with majority writes; an
-item that is put on condition and deleted. None of them has a token, a queue, a renewal, or a notice of loss; GET_LOCK
-writes nothing and vanishes with its connection. The servers of MongoDB and DynamoDB are stand-ins, so that their ratios
-say what Holdfast adds in requests, and nothing about the services themselves.
+By hand means: `GET_LOCK` on a connection of its own; a document that is found and modified (upsert), and deleted, with
+majority writes; an item that is put on condition and deleted. None of them has a token, a queue, a renewal, or a notice
+of loss; GET_LOCK writes nothing and vanishes with its connection. python-dynamodb-lock renews and notices a loss, but
+has neither a token nor a queue. The servers of MongoDB and DynamoDB are stand-ins: their ratios say what Holdfast
+adds in requests, and nothing about the services themselves.
 """
 
 from __future__ import annotations
@@ -14,9 +15,12 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import boto3
+import botocore.config
 import pymongo
 import pymysql
 from common import Figure, alternate, median, ratio
+from python_dynamodb_lock.python_dynamodb_lock import DynamoDBLockClient
 
 from holdfast import AsyncClient, Client
 from holdfast.stores.dynamodb.address import address_of_url
@@ -120,7 +124,9 @@ def document(url: str) -> Pair:
     locks = pymongo.MongoClient(url)["by_hand"]["locks"].with_options(write_concern=pymongo.WriteConcern("majority"))
 
     def pair(number: int) -> None:
-        locks.insert_one({"_id": number, "until": time.time() + 30})
+        now = time.time()
+        free = {"_id": number, "until": {"$lt": now}}
+        locks.find_one_and_update(free, {"$set": {"until": now + 30}}, upsert=True)
         locks.delete_one({"_id": number})
 
     return pair
@@ -143,6 +149,28 @@ def item(url: str) -> Pair:
         client.delete_item(TableName="by_hand", Key=key)
 
     return pair
+
+
+def lock_client(url: str) -> Pair:
+    """python-dynamodb-lock, with its defaults. One client for all threads, as its documentation says."""
+    address = address_of_url(url)
+    if url not in _lock_clients:
+        key, secret = address.credentials or (None, None)
+        options: dict[str, Any] = {"region_name": address.region, "endpoint_url": address.endpoint}
+        options |= {"aws_access_key_id": key, "aws_secret_access_key": secret}
+        options |= {"config": botocore.config.Config(max_pool_connections=CONNECTIONS)}
+        resource = boto3.resource("dynamodb", **options)
+        DynamoDBLockClient.create_dynamodb_table(resource.meta.client)
+        _lock_clients[url] = DynamoDBLockClient(resource)
+    client = _lock_clients[url]
+
+    def pair(number: int) -> None:
+        client.acquire_lock(str(number)).release()
+
+    return pair
+
+
+_lock_clients: dict[str, Any] = {}
 
 
 def one_caller(name: str, url: str, by_hand: str, make: Callable[[str], Pair], limit: float) -> Figure:
@@ -177,9 +205,12 @@ def figures() -> list[Figure]:
         found.append(one_caller(name, url, "GET_LOCK, which stores nothing", get_lock, 100))
         found.append(many_callers(name, url, "GET_LOCK, which stores nothing", get_lock, 0.1))
     with servers.mongodb() as server:
-        name, url, by_hand = "MongoDB stand-in", server.url, "insert + delete by hand"
+        name, url, by_hand = "MongoDB stand-in", server.url, "find-and-modify + delete by hand"
         found += [one_caller(name, url, by_hand, document, 3), many_callers(name, url, by_hand, document, 0.5)]
     with servers.dynamodb() as server:
         name, url, by_hand = f"dynoxide {server.version}", server.url, "conditional put + delete by hand"
         found += [one_caller(name, url, by_hand, item, 2.5), many_callers(name, url, by_hand, item, 0.5)]
+        peer = "python-dynamodb-lock"
+        found += [one_caller(name, url, peer, lock_client, 1.5), many_callers(name, url, peer, lock_client, 0.5)]
+        _lock_clients.pop(url).close()
     return found

@@ -34,6 +34,7 @@ PACKAGES = (
     "pymysql",
     "pymongo",
     "boto3",
+    "python-dynamodb-lock",
     "python-redis-lock",
     "pottery",
     "dbos",

@@ -218,8 +218,8 @@ def test_the_fencing_package_exports_these_functions_with_these_signatures():
         assert bare(guard) == "(connection, resource, lease_or_token)"
     for fenced_set in (holdfast.fencing.fenced_set, holdfast.fencing.fenced_set_async):
         assert bare(fenced_set) == "(client, name, value, lease_or_token, *, ex=None, keepttl=False)"
-    assert bare(holdfast.fencing.fenced_put) == "(table, item, lease_or_token)"
-    assert bare(holdfast.fencing.fenced_get) == "(table, key, lease_or_token)"
+    assert bare(holdfast.fencing.fenced_put) == "(table, item, lease_or_token, *, resource=None)"
+    assert bare(holdfast.fencing.fenced_get) == "(table, key, lease_or_token, *, resource=None)"
     assert bare(holdfast.fencing.fence_condition) == "(lease_or_token)"
     for update in (holdfast.fencing.fenced_update, holdfast.fencing.fenced_update_async):
         assert bare(update) == "(collection, filter, update, lease_or_token, *, resource=None)"

@@ -6,9 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pymysql
 import pytest
+import real_servers
 
 from holdfast.events import EVENTS
+from holdfast.stores.sql.address import parse
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -26,9 +29,29 @@ FILES = {
 }
 
 
+def on_mariadb():
+    """What replaces the address of the examples for MySQL: a database of its own."""
+    given = parse(real_servers.shared("mariadb").url).dialect._options
+    with pymysql.connect(**given, autocommit=True) as db, db.cursor() as cursor:
+        cursor.execute("CREATE OR REPLACE DATABASE shop")
+    user = {**given, "database": "shop"}
+    return {
+        "mysql://app:secret@localhost:3306/app": real_servers.shared("mariadb").url.rpartition("/")[0] + "/shop",
+        'host="localhost", port=3306, user="app", password="secret", database="app"': f"**{user!r}",
+    }
+
+
+SERVERS = {"docs/stores/mysql.md": on_mariadb}
+"""Pages whose programs need a server, and what replaces its address in them."""
+
+
 def ran(page, folder, *arguments):
     """Run the code in a separate process and a folder with the page's files. Returns what it printed."""
+    addresses = SERVERS[page]() if page in SERVERS else {}
     for name, text in FILES[page]:
+        for shown, real in addresses.items():
+            assert shown in text
+            text = text.replace(shown, real)  # noqa: PLW2901  (one after the other)
         (folder / name).write_text(text)
     done = subprocess.run(
         [sys.executable, "-W", "error", *arguments],

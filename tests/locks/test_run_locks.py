@@ -1,4 +1,8 @@
-"""Run locks: one driver per run, sync and async, on every store."""
+"""Run locks (`try_acquire`, `renew`, `get`, `release`): one driver per run, the same on every store of the README.
+
+Each test runs on memory, SQLite, PostgreSQL, Redis, Valkey, MariaDB, MongoDB (a stand-in) and DynamoDB (dynoxide), sync
+and async; on MySQL and SQL Server where `HOLDFAST_TEST_MYSQL_URL` and `HOLDFAST_TEST_MSSQL_URL` name a server.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,9 @@ import gc
 import pickle
 import threading
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
+import providers
 import pytest
 from waiting import eventually
 
@@ -17,6 +23,18 @@ from holdfast.locks import RunLock
 from holdfast.runtime.notifier import Notifier
 
 RUN = ("import", "run-7")
+
+
+STORES = {"memory", "sqlite", "postgres", "redis", "valkey", "mariadb", "mongodb", "dynamodb"}
+
+
+def test_the_tests_of_this_file_run_on_every_store_of_the_readme():
+    file = Path(__file__)
+    here = file.relative_to(file.parents[2]).as_posix()
+    assert {name for name in providers.names() if providers.is_wanted(name, here)} - {"mysql", "mssql"} == STORES
+    readme = (file.parents[2] / "README.md").read_text().lower().partition("| store | workflows |")[2]
+    shown = {"postgres": "postgresql"}
+    assert [name for name in STORES if shown.get(name, name) not in readme] == []
 
 
 @pytest.fixture

@@ -159,4 +159,11 @@ SQL = [
         "        if False:\n",
         ("tests/fencing/test_mysql.py::test_the_table_is_not_created_where_that_would_commit_the_transaction",),
     ),
+    Mutant(
+        "a serializable transaction of a user is joined",
+        "stores/sql/mysql_transactions.py",
+        'if driver not in _lent and "SERIALIZABLE" in (level',
+        'if driver in _lent and "SERIALIZABLE" in (level',
+        (f"{WITHIN}test_a_serializable_transaction_is_refused_because_workers_would_wait_for_it[pymysql]",),
+    ),
 ]  # fmt: skip

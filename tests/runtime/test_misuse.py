@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -135,4 +136,6 @@ def test_the_extra_all_includes_every_other_extra_that_is_verified():
         "testing": "testing",
     }
     assert set(named) == extras.keys() - {"all", "mssql"}
+    listed = re.findall(r"^\| `(\w+)` \|", (ROOT / "README.md").read_text().partition("| extra |")[2], re.MULTILINE)
+    assert listed == list(extras), "README lists the extras, in the order of pyproject.toml"
     assert {name: find_spec(f"holdfast.{code[name]}") is not None for name in named} == dict.fromkeys(code, True)

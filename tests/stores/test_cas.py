@@ -210,6 +210,7 @@ def test_a_record_that_is_too_large_fails_alone(bench):
     for outcome in (large, large_record):
         assert isinstance(outcome, c.Failed)
         assert isinstance(outcome.error, InvalidValue)
+    assert f"the record of {swap('a.1').address[-1]!r} would be" in str(large.error)
     assert (type(small), record) == (Swapped, Counted(total=1))
 
 

@@ -237,7 +237,7 @@ def test_a_table_of_a_newer_version_is_refused(service):
 
 
 def test_a_reading_command_neither_creates_a_table_nor_stores_settings(own):
-    assert "Nothing was created" in unready(own.url)
+    assert "creates none" in unready(own.url)
     with dynamodb_client(own.url) as (client, name):
         assert client.list_tables()["TableNames"] == []
         client.create_table(**definition(name))
@@ -262,6 +262,7 @@ def test_a_sound_table_is_reported_as_such(own, service):
     assert {check for check, finding in found.items() if finding.level == "ok"} == {"table", "settings", "ttl", "clock"}
     assert "2 s" in found["settings"].detail
     assert all(finding.advice for finding in found.values() if finding.level != "ok")
+    assert f"--table-name {address_of_url(own.url).table} " in found["protection"].advice
 
 
 def test_a_table_whose_items_expire_is_a_problem(own, service):
@@ -400,7 +401,10 @@ def test_every_error_of_the_page_is_mapped_as_it_says():
 
 
 def test_the_command_line_lists_releases_and_checks(own):
-    assert "there is no table" in failure(holdfast("locks", "list", url=own.url), 1)
+    without = failure(holdfast("locks", "list", url=own.url.replace("&create=true", "")), 1)
+    assert "there is no table" in without
+    assert "add ?create=true to the URL of the application" in without
+    assert "first client that opens the store with ?create=true" in failure(holdfast("locks", "list", url=own.url), 1)
     with Client(own.url) as hf:
         lease = hf.lock("invoice:42").acquire()
         assert "invoice:42" in holdfast("locks", "list", url=own.url).stdout

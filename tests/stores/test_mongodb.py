@@ -30,6 +30,7 @@ from holdfast.rules import lock_outcomes as out
 from holdfast.rules.lock_record import Label
 from holdfast.rules.slot import SlotSeen, Swapped
 from holdfast.stores import open_store, unready
+from holdfast.stores.mongodb import health
 from holdfast.stores.mongodb import watch as mongodb_watch
 from holdfast.stores.mongodb.address import address_of_url
 from holdfast.stores.mongodb.errors import refused_write, store_error
@@ -534,6 +535,27 @@ def test_a_collection_that_nobody_has_used_is_not_changed_by_looking(address):
     store.close()
     assert unready(address) is None
     assert {finding.level for finding in findings(address).values()} == {"ok"}
+
+
+@pytest.mark.parametrize(
+    ("build", "shown"),
+    [
+        ({"version": "8.0.4", "gitVersion": "0", "openssl": {"running": "OpenSSL 3"}}, "MongoDB 8.0.4"),
+        (
+            {"version": "7.0.77", "ferretdb": {"version": "v2.1.0"}},
+            "ferretdb v2.1.0 with the protocol of MongoDB 7.0.77",
+        ),
+        ({"version": "8.2.11", "secantusVersion": "0.7"}, "secantus 0.7 with the protocol of MongoDB 8.2.11"),
+    ],
+)
+def test_a_server_that_is_not_mongodb_is_reported_by_its_own_name(build, shown):
+    assert health._server(build).detail == shown
+
+
+def test_doctor_reports_the_stand_in_by_its_own_name(address):
+    if isinstance(real_servers.shared("mongodb"), real_servers.LiveServer):
+        pytest.skip("this is the server of somebody else")
+    assert findings(address)["server"].detail.startswith("secantus ")
 
 
 def test_a_ttl_index_is_a_problem(address, opening):

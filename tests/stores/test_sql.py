@@ -16,7 +16,7 @@ from waiting import eventually
 from holdfast import Client, Context, workflow
 from holdfast import commands as c
 from holdfast.commands import runs as r
-from holdfast.errors import InvalidOption, StoreUnavailable, StoreUnusable
+from holdfast.errors import InvalidOption, StoreContended, StoreUnavailable, StoreUnusable
 from holdfast.platform import host_clock
 from holdfast.rules import lock_outcomes as out
 from holdfast.rules.runs.limits import Limit, LimitKey, WorkflowLimits
@@ -134,6 +134,49 @@ def test_the_server_ends_the_transaction_of_a_client_that_is_paused_after_an_err
         paused._force_close()
 
 
+class Refusing:
+    """A connection of the driver that answers the next write with an error of the server."""
+
+    def __init__(self, driver, error):
+        self.driver, self.error = driver, error
+
+    def send(self, text):
+        if self.error is not None and "READ WRITE" in text:
+            error, self.error = self.error, None
+            raise error
+        return self.driver.send(text)
+
+    def __getattr__(self, name):
+        return getattr(self.driver, name)
+
+
+@pytest.mark.parametrize("number", [1213, 1020, 1062])
+def test_a_deadlock_or_a_row_that_changed_is_decided_again(maria, number):
+    store = open_store(maria, namespace="default")
+    connection = store.connect("commands")
+    connection.session._driver = Refusing(connection.session._driver, pymysql.err.OperationalError(number, "x"))
+    (granted,) = connection.execute([acquire()])
+    assert isinstance(granted, out.Granted)
+    assert connection.conflicts == 1
+    connection.close()
+    store.close()
+
+
+@pytest.mark.parametrize("number", [1205, 3572])
+def test_a_lock_wait_timeout_can_be_retried_and_has_changed_nothing(maria, number):
+    store = open_store(maria, namespace="default")
+    connection = store.connect("commands")
+    connection.session._driver = Refusing(connection.session._driver, pymysql.err.OperationalError(number, "x"))
+    (failed,) = connection.execute([acquire()])
+    assert isinstance(failed.error, StoreContended)
+    assert failed.error.retryable
+    assert not failed.error.ambiguous
+    (granted,) = connection.execute([acquire()])
+    assert isinstance(granted, out.Granted)
+    connection.close()
+    store.close()
+
+
 def test_a_lost_reply_to_a_write_is_ambiguous_and_the_same_attempt_gets_its_grant(maria):
     server = real_servers.shared("mariadb")
     with Proxy(server.host, server.port) as proxy:
@@ -221,6 +264,11 @@ def test_tables_of_a_newer_version_are_refused(url):
         ("mysql://localhost", "name of a database"),
         ("mysql://localhost/db?prefix=a-b", "letters, digits"),
         ("mysql://localhost/db?colour=red", "colour"),
+        ("mysql://localhost/db?timeout=0", "longer than 0 s"),
+        ("mysql://localhost:abc/db", "number from 1 to 65535"),
+        ("mysql://localhost:99999/db", "number from 1 to 65535"),
+        ("mysql://localhost/db?ssl_ca=/nowhere/ca.pem", "no file /nowhere/ca.pem"),
+        ("mysql://localhost/db?read_default_file=/nowhere/my.cnf", "no file /nowhere/my.cnf"),
         ("sql+oracle://localhost/db", "not a relational database"),
     ],
 )
@@ -236,6 +284,30 @@ def test_no_message_and_no_representation_contains_the_password(maria):
         store.connect("commands")
     for text in (repr(store), store.url, store.identity, str(refused.value), repr(refused.value.__cause__)):
         assert "not-the-pass-word" not in text
+
+
+def test_a_refusal_of_the_server_says_what_to_do_about_it(maria):
+    with raw(maria) as db, db.cursor() as cursor:
+        cursor.execute("CREATE USER IF NOT EXISTS 'guest'@'%' IDENTIFIED BY 'pw'")
+        database = parse(maria).dialect._options["database"]
+
+        def refusal(url):
+            store = open_store(url, namespace="default")
+            with pytest.raises(StoreUnusable) as refused:
+                store.connect("commands")
+            store.close()
+            assert "changed nothing" in str(refused.value)
+            return str(refused.value)
+
+        try:
+            server = maria.partition("@")[2]
+            assert "CREATE DATABASE" in refusal(maria.replace(f"/{database}?", "/nowhere?"))
+            assert "password in the URL" in refusal(f"mysql://guest:wrong@{server}")
+            assert "grant the user privileges" in refusal(f"mysql://guest:pw@{server}")
+            cursor.execute(f"GRANT SELECT ON {database}.* TO 'guest'@'%'")
+            assert "needs CREATE and INDEX" in refusal(f"mysql://guest:pw@{server}&prefix=other_")
+        finally:
+            cursor.execute("DROP USER 'guest'@'%'")
 
 
 def test_a_server_that_cannot_be_reached_is_unavailable_and_nothing_is_ambiguous():

@@ -129,6 +129,39 @@ def test_a_start_within_a_transaction_happens_with_it_or_not_at_all(url, connect
     alchemy.dispose()
 
 
+def test_with_autocommit_off_the_driver_opens_the_transaction_of_a_start(url, connect):
+    """As it does for every statement of the user's: commit() makes the run exist, and without it there is none."""
+    with Client(url) as hf:
+        db = connect()
+        hf.runs.start(nothing, None, id="gone", connection=db)
+        db.rollback()
+        hf.runs.start(nothing, None, id="there", connection=db)
+        with pytest.raises(UnknownRun):
+            hf.runs.get("there")
+        db.commit()
+        assert hf.runs.get("there").status == "pending"
+        with pytest.raises(UnknownRun):
+            hf.runs.get("gone")
+
+
+@pytest.mark.parametrize("driver", ["pymysql", "sqlalchemy"])
+def test_a_serializable_transaction_is_refused_because_workers_would_wait_for_it(url, connect, driver):
+    with Client(url) as hf:
+        if driver == "pymysql":
+            db = connect(init_command="SET SESSION TRANSACTION ISOLATION LEVEL SERIALIZABLE")
+            db.begin()
+            with pytest.raises(InvalidOption, match="workers could neither register"):
+                hf.runs.start(nothing, None, id="r", connection=db)
+        else:
+            place = url.partition("?")[0].replace("mariadb://", "mysql+pymysql://")
+            alchemy = sqlalchemy.create_engine(place, isolation_level="SERIALIZABLE")
+            with alchemy.begin() as db, pytest.raises(InvalidOption, match="workers could neither register"):
+                hf.runs.start(nothing, None, id="r", connection=db)
+            alchemy.dispose()
+        with pytest.raises(UnknownRun):
+            hf.runs.get("r")
+
+
 def test_a_start_sees_what_was_committed_after_the_snapshot_of_the_transaction(url, connect, payments):
     """REPEATABLE READ is the default of these servers: a plain read would return the older state."""
     with Client(url) as hf:

@@ -14,6 +14,7 @@ from decimal import Decimal
 from typing import Any, NamedTuple
 
 from ..errors import InvalidOption, StaleToken, StoreUnusable
+from ..validation import checked_key
 from .tokens import Fenced, Offer, checked_offer
 
 ATTRIBUTE = "holdfast_fence"
@@ -52,34 +53,46 @@ def fence_condition(lease_or_token: Fenced | int) -> FenceCondition:
     return _fence(checked_offer(lease_or_token).floor)
 
 
-def fenced_put(table: Any, item: Mapping[str, Any], lease_or_token: Fenced | int) -> None:
+def fenced_put(
+    table: Any, item: Mapping[str, Any], lease_or_token: Fenced | int, *, resource: str | None = None
+) -> None:
     """Put an item into a table, unless a newer holder has written that item.
 
     `table` is a `Table` of `boto3.resource("dynamodb")`. A token at or above the highest floor in the stored item is
     accepted, and its floor is stored with the item (attribute `holdfast_fence`). A lower one raises `StaleToken`, and
-    nothing was written. Pass the lease; a bare token is correct for exclusive locks only.
+    nothing was written. Pass the lease; a bare token is correct for exclusive locks only. `resource` is the name in the
+    error; without it, the error names the table, and the key if `table` has loaded its description.
     """
     put = _operation(table, "put_item")
     offer = checked_offer(lease_or_token)
-    _raised(table, offer, lambda fence: put(Item={**item, ATTRIBUTE: fence.values[_FLOOR]}, **_conditional(fence)))
+    name = _named(table, _key_of(table, item)) if resource is None else checked_key(resource, what="resource")
+
+    def write(fence: FenceCondition) -> Any:
+        return put(Item={**item, ATTRIBUTE: fence.values[_FLOOR]}, **_conditional(fence))
+
+    _raised(table, name, offer, write)
 
 
-def fenced_get(table: Any, key: Mapping[str, Any], lease_or_token: Fenced | int) -> dict[str, Any] | None:
+def fenced_get(
+    table: Any, key: Mapping[str, Any], lease_or_token: Fenced | int, *, resource: str | None = None
+) -> dict[str, Any] | None:
     """Read an item behind the fence: from now on no older holder can write it.
 
     Values that are read in order to be changed must be read like this. Returns the item without its fence, or None if
     there is none: then an item with the key and the fence is stored, so that the fence holds for it, too. An item that
-    consists of its key alone counts as none.
+    consists of its key alone counts as none. `resource` is the name in the error; without it, the error names the table
+    and the key.
     """
     update = _operation(table, "update_item")
     offer = checked_offer(lease_or_token)
+    name = _named(table, key) if resource is None else checked_key(resource, what="resource")
 
     def read(fence: FenceCondition) -> Any:
         values = {"ExpressionAttributeValues": fence.values, "ExpressionAttributeNames": fence.names}
         request = _conditional(fence) | values | {"UpdateExpression": f"SET {fence.update}", "ReturnValues": "ALL_OLD"}
         return update(Key=dict(key), **request)
 
-    found = dict(_raised(table, offer, read).get("Attributes") or {})
+    found = dict(_raised(table, name, offer, read).get("Attributes") or {})
     found.pop(ATTRIBUTE, None)
     return found if set(found) > set(key) else None
 
@@ -103,7 +116,18 @@ def _conditional(fence: FenceCondition) -> dict[str, Any]:
     }
 
 
-def _raised(table: Any, offer: Offer, send: Callable[[FenceCondition], Any]) -> Any:
+def _key_of(table: Any, item: Mapping[str, Any]) -> dict[str, Any]:
+    """The key of an item, if boto3 has loaded the table's description: no request is sent for an error message."""
+    data = getattr(getattr(table, "meta", None), "data", None) or {}
+    return {part["AttributeName"]: item.get(part["AttributeName"]) for part in data.get("KeySchema", ())}
+
+
+def _named(table: Any, key: Mapping[str, Any]) -> str:
+    parts = ", ".join(f"{name}={value}" for name, value in key.items())
+    return f"{table.name} {parts}".rstrip()
+
+
+def _raised(table: Any, name: str, offer: Offer, send: Callable[[FenceCondition], Any]) -> Any:
     """Send the request with the offer's floor.
 
     If the item has a higher floor that is not above the token, send the request again with that floor.
@@ -117,7 +141,7 @@ def _raised(table: Any, offer: Offer, send: Callable[[FenceCondition], Any]) -> 
             if highest is None or highest <= floor:
                 raise  # it was not the fence that refused
         if highest > offer.token:
-            raise StaleToken(resource=str(table.name), offered=offer.token, highest=highest)
+            raise StaleToken(resource=name, offered=offer.token, highest=highest)
         floor = highest  # stored by another holder of the semaphore: it must not become lower
 
 

@@ -186,8 +186,9 @@ def check_size(service: CasService, name: CasName, text: str) -> None:
     """Raise for a record that the service cannot hold."""
     size = len(text.encode())
     if size > service.max_bytes:
+        shown = msgspec.json.decode(name.key)[-1] if name.kind == SLOTS else name.key
         raise InvalidValue(
-            f"the record {name.key!r} would be {size:,} bytes, and this store holds at most {service.max_bytes:,} in "
+            f"the record of {shown!r} would be {size:,} bytes, and this store holds at most {service.max_bytes:,} in "
             "one record. Nothing was changed for this command. Store a smaller value, or let fewer callers wait."
         )
 

@@ -28,7 +28,13 @@ def unready(requests: DynamoRequests, address: DynamoAddress) -> str | None:
     except StoreError as error:
         if error.__cause__ is None or code_of(error.__cause__) != NO_TABLE:
             raise
-        return f"there is no table {address.name}. Nothing was created. Use the URL that the application uses."
+        reason = f"there is no table {address.name}, and this command creates none."
+        if address.create:
+            return f"{reason} The first client that opens the store with ?create=true creates it."
+        return (
+            f"{reason} Use the URL that the application uses. For a new table add ?create=true to the URL of the "
+            "application: its first client then creates the table."
+        )
     if "Item" not in answer:
         return f"the table {address.name} is empty: no client has used it yet. It was not changed."
     return None
@@ -61,7 +67,7 @@ def _findings(requests: DynamoRequests, address: DynamoAddress, clock: Clock) ->
     settings, finding = _settings(answer, requests.where)
     yield finding
     yield _time_to_live(_asked(requests, "describe_time_to_live"))
-    yield _protection(None if description is None else description["Table"])
+    yield _protection(None if description is None else description["Table"], requests.table)
     yield _backups(_asked(requests, "describe_continuous_backups"))
     yield _clock(ahead, settings)
 
@@ -143,14 +149,16 @@ def _time_to_live(answer: Any) -> Finding:
     return Finding(check="ttl", level="ok", detail="nothing expires by itself (TTL is disabled)")
 
 
-def _protection(table: Any) -> Finding:
+def _protection(table: Any, name: str) -> Finding:
     if table is not None and table.get("DeletionProtectionEnabled"):
         return Finding(check="protection", level="ok", detail="the table is protected from deletion")
     return Finding(
         check="protection",
         level="warning",
-        detail="the table is not protected from deletion" if table is not None else "cannot be read",
-        advice="Where it matters: aws dynamodb update-table --table-name NAME --deletion-protection-enabled.",
+        detail="the table is not protected from deletion"
+        if table is not None
+        else "whether the table is protected from deletion cannot be read",
+        advice=f"Where it matters: aws dynamodb update-table --table-name {name} --deletion-protection-enabled.",
     )
 
 

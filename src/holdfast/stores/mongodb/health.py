@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -61,17 +61,19 @@ def diagnose(address: MongoAddress) -> tuple[Finding, ...]:
 def _findings(address: MongoAddress, shared: SharedClient) -> Iterator[Finding]:
     deployment = deployment_of(shared)
     with shared.request(writing=False) as collection:
-        version = str(collection.database.command("buildInfo").get("version", ""))
+        build: dict[str, Any] = collection.database.command("buildInfo")
         indexes = collection.index_information()
         prepared = collection.find_one({"_id": CLOCK_ID}) is not None
-    yield _server(version)
+    yield _server(build)
     yield _topology(deployment)
     yield _durability(deployment)
     yield _wake_up(deployment)
     yield _collection(address, indexes, prepared=prepared)
 
 
-def _server(version: str) -> Finding:
+def _server(build: Mapping[str, Any]) -> Finding:
+    version = str(build.get("version", ""))
+    name = f"{other} with the protocol of MongoDB" if (other := _stand_in(build)) else "MongoDB"
     numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
     if not numbers:
         return Finding(
@@ -84,10 +86,24 @@ def _server(version: str) -> Finding:
         return Finding(
             check="server",
             level="problem",
-            detail=f"MongoDB {version} is too old",
+            detail=f"{name} {version} is too old",
             advice="Use MongoDB 4.2 or newer.",
         )
-    return Finding(check="server", level="ok", detail=f"MongoDB {version}")
+    return Finding(check="server", level="ok", detail=f"{name} {version}")
+
+
+def _stand_in(build: Mapping[str, Any]) -> str:
+    """The name and version of a server that is not MongoDB; empty for MongoDB.
+
+    Such servers report the version of MongoDB whose protocol they speak, and their own beside it: `secantusVersion`,
+    `ferretdbVersion`, or `ferretdb: {"version": ...}`.
+    """
+    for name, value in build.items():
+        if name.endswith("Version") and name != "gitVersion":
+            return f"{name.removesuffix('Version')} {value}"
+        if isinstance(value, Mapping) and "version" in value:
+            return f"{name} {value['version']}"
+    return ""
 
 
 def _topology(deployment: Deployment) -> Finding:

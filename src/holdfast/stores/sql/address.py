@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urlsplit
 
@@ -26,6 +27,8 @@ _MYSQL_OPTIONS: dict[str, Callable[[str], Any]] = {
     "read_default_group": str,
 }
 """The options of `pymysql.connect` that a URL may have."""
+_FILES = {"ssl_ca", "ssl_cert", "ssl_key", "read_default_file"}
+"""Those that name a file of this host."""
 
 
 class Address(NamedTuple):
@@ -49,6 +52,14 @@ def parse(url: str) -> Address:
     if not _PREFIX.fullmatch(prefix):
         raise InvalidOption(f"the prefix {prefix!r} cannot be used: it must consist of letters, digits and _")
     timeout = seconds(given.pop("timeout", str(TIMEOUT_SECONDS)), what="timeout")
+    if not timeout:
+        raise InvalidOption("?timeout= must be longer than 0 s: no server answers at once")
+    try:
+        port = parts.port
+    except ValueError:
+        port = 0
+    if port == 0:
+        raise InvalidOption(f"the port of a {scheme}:// URL must be a number from 1 to 65535")
     database = unquote(parts.path.lstrip("/"))
     if not database:
         raise InvalidOption(f"a {scheme}:// URL needs the name of a database: {scheme}://user@host/database")
@@ -84,6 +95,9 @@ def _mysql(parts: SplitResult, database: str, given: dict[str, str]) -> Dialect:
             f"a mysql:// URL accepts ?prefix=, ?timeout= and {', '.join(sorted(_MYSQL_OPTIONS))}, not "
             f"{', '.join(sorted(unknown))}"
         )
+    for name in sorted(given.keys() & _FILES):
+        if not Path(given[name]).expanduser().is_file():  # PyMySQL would ignore a missing option file
+            raise InvalidOption(f"?{name}= of a mysql:// URL must name a file, and there is no file {given[name]}")
     options: dict[str, Any] = {name: _MYSQL_OPTIONS[name](value) for name, value in given.items()}
     options |= {"host": parts.hostname or "localhost", "database": database}
     if parts.port:

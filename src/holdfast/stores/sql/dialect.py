@@ -98,6 +98,13 @@ class Dialect(Protocol):
     def cause_of(self, error: BaseException) -> Cause:
         """What an error of the driver means."""
 
+    def advice_for(self, error: BaseException) -> str:
+        """What to do about an error whose cause is "refused", as a sentence."""
+
+
+GENERAL_ADVICE = "Check the user, its privileges, and the address."
+"""What to do about a refusal that a dialect does not know better."""
+
 
 def listing(values: Iterable[str]) -> str:
     """Values as a list in parentheses.

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import SplitResult, unquote
 
-from .dialect import Cause, Rows
+from .dialect import GENERAL_ADVICE, Cause, Rows
 
 CONFLICT = 50_001
 """The number of the error that a failed comparison throws."""
@@ -176,6 +176,10 @@ class SqlServerDialect:
         if "08S01" in text or "08001" in text or "HYT00" in text or isinstance(error, OSError):
             return "lost"
         return "unknown"
+
+    def advice_for(self, error: BaseException) -> str:  # noqa: ARG002  (a server states its reason)
+        """The same for all."""
+        return GENERAL_ADVICE
 
 
 def connection_string(parts: SplitResult, database: str, given: dict[str, str]) -> str:

@@ -7,13 +7,14 @@ text types of these servers take 'a' and 'A', or 'a' and 'a ', for equal.
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Sequence
 from typing import Any
 
 import pymysql
 from pymysql.constants import CLIENT
 
-from .dialect import Cause, Rows
+from .dialect import GENERAL_ADVICE, Cause, Rows
 
 IDLE_SECONDS = 1
 """How long the server keeps an open transaction of a client that sends nothing."""
@@ -27,10 +28,37 @@ _LOST = frozenset({1053, 1077, 1079, 1152, 1158, 1159, 1160, 1161, 1184, 1927, 2
 _UNREACHABLE = frozenset({1040, 1203, 1226, 2002, 2003, 2005})
 """Too many connections, and servers that cannot be reached: a request was never sent."""
 _REFUSED = frozenset({1044, 1045, 1049, 1142, 1143, 1227, 1290, 1698, 1820, 1836, 1862, 2026, 2059, 2061, 3118})
+TLS_FAILED = 2026
+_LOGIN = "Check the user name and the password in the URL, and from which hosts this user may connect."
+_GRANT = (
+    "Grant it to the user: every client needs SELECT, INSERT, UPDATE and DELETE on the tables, and the first client "
+    "needs CREATE and INDEX on the database too."
+)
+_PRIMARY = "The server is read-only. Use the address of the primary."
+_ADVICE = {
+    1044: "Check the name of the database in the URL, or grant the user privileges on it.",
+    1045: _LOGIN,
+    1049: "Check the name of the database in the URL, or create it: CREATE DATABASE. Holdfast creates only tables.",
+    1142: _GRANT,
+    1143: _GRANT,
+    1290: _PRIMARY,
+    1698: _LOGIN,
+    1820: "The password of this user has expired. Set a new one.",
+    1836: _PRIMARY,
+    1862: "The password of this user has expired. Set a new one.",
+    TLS_FAILED: "TLS failed. Check the ssl_ options of the URL, and the name in the server's certificate.",
+    3118: "The account of this user is locked.",
+}
+"""What to do about errors that only a person can resolve, by their numbers."""
 _BAD_VALUES = frozenset({1153, 1264, 1366, 1406, 3140})
 _STALE_SECONDS = 28_800
 PACKET_ROOM = 1_024
 """Bytes of the largest packet that are left for its header."""
+
+
+def _distrusts(error: BaseException) -> bool:
+    """Whether this host does not trust the server's certificate, which no later try changes."""
+    return isinstance(getattr(error, "original_exception", None), ssl.SSLCertVerificationError)
 
 
 class MySqlDriver:
@@ -167,6 +195,11 @@ class MySqlDialect:
             "number": "BIGINT",
         }[kind]
 
+    def advice_for(self, error: BaseException) -> str:
+        """By the number of the error."""
+        number = TLS_FAILED if _distrusts(error) else error.args[0] if error.args else 0
+        return _ADVICE.get(number, GENERAL_ADVICE)
+
     def cause_of(self, error: BaseException) -> Cause:  # noqa: PLR0911  (a table)
         """By the number of the error."""
         number = error.args[0] if isinstance(error, pymysql.MySQLError) and error.args else None
@@ -176,6 +209,8 @@ class MySqlDialect:
             return "busy"
         if number in _MISSING:
             return "missing"
+        if _distrusts(error):
+            return "refused"
         if number in _UNREACHABLE or number in _LOST or isinstance(error, pymysql.err.InterfaceError | OSError):
             return "lost"
         if number in _REFUSED:

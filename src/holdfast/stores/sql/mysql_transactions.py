@@ -38,6 +38,8 @@ MARK = "holdfast_begun"
 """A savepoint at the beginning of a transaction that is lent to a function."""
 PLACE = "SELECT CONCAT(@@hostname, ':', @@port, ':', @@datadir, '/', DATABASE())"
 """Identifies a server and a database in it."""
+ISOLATION = "SHOW SESSION VARIABLES WHERE Variable_name IN ('transaction_isolation', 'tx_isolation')"
+"""Each of these servers has one of the two; a level that was set for one transaction only is not shown."""
 
 _lent: WeakSet[Any] = WeakSet()
 """Connections of blocks that are under way: only this module ends their transactions."""
@@ -101,7 +103,10 @@ class MySqlStore(SqlStore):
         return connection
 
     def join(self, connection: Any) -> Connection:
-        """Carry commands out within the transaction that is open on this connection, of PyMySQL or SQLAlchemy."""
+        """Carry commands out within the transaction of this connection, of PyMySQL or SQLAlchemy.
+
+        With autocommit off no transaction needs to be open: the driver opens it, as it does for any statement.
+        """
         driver = driver_of(connection)
         if driver in _lent:
             _check_lent(driver, self.address.dialect)
@@ -111,7 +116,15 @@ class MySqlStore(SqlStore):
             raise InvalidOption(
                 f"the character set of this connection is {driver.charset}. Open it with charset='utf8mb4'."
             )
-        ((there,),) = UserStatements(driver, self.address.dialect).ask(PLACE)
+        statements = UserStatements(driver, self.address.dialect)
+        if driver not in _lent and "SERIALIZABLE" in (level for _, level in statements.ask(ISOLATION)):
+            raise InvalidOption(
+                "this connection is SERIALIZABLE, and nothing was done: in such a transaction every read locks its "
+                "rows, so workers could neither register nor renew their leases until it ends. Execute SET SESSION "
+                "TRANSACTION ISOLATION LEVEL READ COMMITTED before the transaction begins; with SQLAlchemy use "
+                "isolation_level='READ COMMITTED'."
+            )
+        ((there,),) = statements.ask(PLACE)
         if there != self._place:  # not read yet, or another server has taken over since then
             session = self.session()
             try:

@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 from psycopg import errors
 
-from .dialect import Cause, Rows
+from .dialect import GENERAL_ADVICE, Cause, Rows
 
 _CONFLICTS = (
     errors.UniqueViolation,
@@ -153,3 +153,7 @@ class PostgresDialect:
         if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError | OSError):
             return "lost"
         return "unknown"
+
+    def advice_for(self, error: BaseException) -> str:  # noqa: ARG002  (a server states its reason)
+        """The same for all."""
+        return GENERAL_ADVICE

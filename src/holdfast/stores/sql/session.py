@@ -144,7 +144,7 @@ def translated(dialect: Dialect, error: Exception, cause: Cause, *, sent: bool) 
         )
     if cause == "refused":
         return StoreUnusable(
-            f"{dialect.name} refused the request ({reason}). Check the user, its privileges, and the address."
+            f"{dialect.name} refused a request ({reason}), which changed nothing. {dialect.advice_for(error)}"
         )
     if cause == "lost":
         return StoreUnavailable(
