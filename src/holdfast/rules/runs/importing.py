@@ -21,7 +21,7 @@ def import_run(repo: RunRepository, now: int, run: Run, entries: Sequence[str], 
     """
     if run.living or run.worker or run.due_at is not None or run.locks or run.waits or run.length != len(entries):
         raise InvalidValue(f"the run {run.id!r} has not ended, or its history is not complete: it cannot be imported")
-    run = replace(run, parent="", root=run.id, remembered=None, purging="")
+    run = replace(run, parent="", root=run.id, remembered=None, purging="", streams=False)
     taken = repo.run(run.id)
     if taken is not None and is_stub(taken):
         run = replace(run, generation=max(run.generation, taken.generation), fence=max(run.fence, taken.fence))

@@ -144,7 +144,7 @@ class Run(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     than one step. `first` is the generation with which this run began: above 1 where it has replaced an ended run of
     this id, which is kept as `replaces`; the kept one has the id of its successor in `replaced_by`. `parent_first` is
     the `first` of the parent that has started it, `continued_at` when its generation began where that is not the first
-    one, `cancelled_by` the limit that has cancelled it.
+    one, `cancelled_by` the limit that has cancelled it. `streams` means that it may have records of streams.
     """
 
     id: str
@@ -187,6 +187,7 @@ class Run(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     continued_at: int | None = None
     cancelled_by: LimitCancel | None = None
     purging: str = ""
+    streams: bool = False
 
     @property
     def workflow(self) -> str:
