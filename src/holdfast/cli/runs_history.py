@@ -10,7 +10,7 @@ from ..workflow import journal as j
 from .runs_reading import time_of
 
 
-def history_of(claim: Claim) -> list[dict[str, Any]]:  # noqa: C901, PLR0912  (a case for each kind of entry)
+def history_of(claim: Claim) -> list[dict[str, Any]]:  # noqa: C901, PLR0912, PLR0915  (a case for each kind of entry)
     """The entries of the journal after the input."""
     events = {event.number: event for event in claim.events}
     keys: dict[int, str] = {}  # the keys of the acquired locks, by the number of the request
@@ -59,6 +59,8 @@ def history_of(claim: Claim) -> list[dict[str, Any]]:  # noqa: C901, PLR0912  (a
                 value = [lock.key for lock in entry.locks] or None
             case j.Patched():
                 kind, name = "patch", entry.name
+            case j.Streamed():
+                kind, name, value = "streamed", entry.name, {"items": entry.count}
             case j.Forked():
                 kind, name, value = "forked", entry.origin, {"step": entry.step or None, "entries": entry.kept}
         found.append({"at": time_of(entry.at), "kind": kind, "name": name, "value": value})

@@ -10,6 +10,8 @@ from .limits import Admission, Concurrency, Rate
 from .purging import PurgeReport
 from .queries import BlockInfo, LimitCancelInfo, RunInfo, RunsPage
 from .replay_locks import RunLease
+from .stream_writers import StreamWriter
+from .streams import StreamItem
 
 __all__ = [
     "Admission",
@@ -31,6 +33,8 @@ __all__ = [
     "RunsPage",
     "Step",
     "StepInfo",
+    "StreamItem",
+    "StreamWriter",
     "Workflow",
     "current_step",
     "step",

@@ -17,6 +17,7 @@ from ..rules.runs.record import End, NewRun, Run, RunEvent, Scalar, generation_i
 from ..runtime.codec import decode_value, output_of
 from . import journal as j
 from .attempts import is_marked, marked
+from .code_streams import CodeStreams
 from .context import Context, SlotWork, StepCall
 from .continuing import ContinueAsNew
 from .definition import Workflow, current_context
@@ -129,6 +130,7 @@ class Replay:
         self._stopped: set[str] = set()  # children that were cancelled
         self.replay_locks = ReplayLocks(self)
         self.patches = Patches(self, (), fresh=False)
+        self.streams = CodeStreams(self, ())
 
     # -- called by the driver ---------------------------------------------------------------------------
 
@@ -144,6 +146,7 @@ class Replay:
         self.loop.now = self._beginning(entries)
         self.replay_locks = ReplayLocks(self)
         self.patches = Patches(self, entries[start:], fresh=begins_here(self.run, texts))
+        self.streams = CodeStreams(self, entries[start:])
         self.inbox, self.ends = {}, {}
         begun = [index for index, entry in enumerate(entries) if isinstance(entry, j.AttemptBegun)]
         self.after_others = bool(begun) or is_marked(self.run.id)
@@ -234,7 +237,10 @@ class Replay:
                     raise self._differs(
                         f"the child {entry.id!r} was refused", f"the children {sorted(self._child_waits)}"
                     )
-            case j.Begun() | j.Left() | j.AttemptBegun() | j.Unread() | j.Patched() | j.Continued() | j.Forked():
+            case (
+                j.Begun() | j.Left() | j.AttemptBegun() | j.Unread() | j.Patched() | j.Continued() | j.Forked()
+                | j.Streamed()
+            ):  # fmt: skip
                 return
             case j.Attempted():
                 self.tries[entry.id] = entry

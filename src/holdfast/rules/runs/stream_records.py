@@ -46,7 +46,7 @@ class StreamPart(RecordStruct, frozen=True, kw_only=True):
         return self.offset + len(self.values)
 
 
-class StreamWriter(RecordStruct, frozen=True):
+class StreamAttempt(RecordStruct, frozen=True):
     """An attempt of a step that writes: the latest one of its step.
 
     `serial` numbers the attempts of one worker process, so that of two attempts under one fence the later one is known.
@@ -79,7 +79,7 @@ class StreamHead(RecordStruct, frozen=True):
     next: int = 0
     bytes: int = 0
     parts: tuple[StreamPart, ...] = ()
-    writers: tuple[StreamWriter, ...] = ()
+    writers: tuple[StreamAttempt, ...] = ()
     code_began: int = 0
     watchers: tuple[StreamWatcher, ...] = ()
 

@@ -22,10 +22,10 @@ from .stream_records import (
     STREAM,
     STREAM_CHUNK,
     CodeItems,
+    StreamAttempt,
     StreamHead,
     StreamPart,
     StreamWatcher,
-    StreamWriter,
     append,
     chunk_key,
     head_key,
@@ -128,15 +128,15 @@ def mark(repo: RunRepository, run: Run) -> None:
         repo.save(replace(repo.run(run.id) or run, streams=True))
 
 
-def _writer(head: StreamHead, *, fence: int, step: str, serial: int) -> StreamWriter | StreamRefused:
+def _writer(head: StreamHead, *, fence: int, step: str, serial: int) -> StreamAttempt | StreamRefused:
     """What is known of an attempt; a new one, if it is the first that writes for its step under this fence."""
     for one in head.writers:
         if one.step == step and one.fence == fence and one.serial >= serial:
             return one if one.serial == serial else StreamRefused(why="superseded")
-    return StreamWriter(step=step, fence=fence, serial=serial, written=0, began=head.next)
+    return StreamAttempt(step=step, fence=fence, serial=serial, written=0, began=head.next)
 
 
-def _writers(head: StreamHead, writer: StreamWriter) -> tuple[StreamWriter, ...]:
+def _writers(head: StreamHead, writer: StreamAttempt) -> tuple[StreamAttempt, ...]:
     """The attempts to remember: those under the current fence, one for each step."""
     others = [one for one in head.writers if one.fence == writer.fence and one.step != writer.step]
     found = [*others, writer]
