@@ -46,7 +46,7 @@ SUBPACKAGES = {
     "holdfast.workflow": [
         "Admission", "BlockInfo", "ChildHandle", "Concurrency", "Context", "ContinueAsNew", "Engine", "LimitCancelInfo",
         "PurgeReport", "Rate", "ReplayReport", "Retry", "RunHandle", "RunHistory", "RunInfo", "RunLease", "RunsPage",
-        "Step", "StepInfo", "Workflow", "current_step", "step", "workflow",
+        "Step", "StepInfo", "StreamItem", "StreamWriter", "Workflow", "current_step", "step", "workflow",
     ],
     "holdfast.fencing": [
         "AsyncFencedScript", "FenceCondition", "Fenced", "FencedScript", "fence_condition", "fenced_get", "fenced_put",
@@ -124,7 +124,7 @@ def test_both_clients_have_the_same_methods(kind):
 def test_sync_and_async_runs_have_the_same_methods(kind):
     assert public(kind) == [
         "cancel", "export", "fail", "fork", "get", "import_", "list", "purge", "restart", "result", "retry", "signal",
-        "start", "start_or_signal",
+        "start", "start_or_signal", "stream",
     ]  # fmt: skip
 
 
@@ -132,13 +132,13 @@ def test_the_engine_the_context_and_the_handle_have_these_methods():
     assert public(Engine) == [
         "active_runs", "cancel", "close", "drain", "events", "export", "fail", "fork", "get", "handle", "import_",
         "list", "open", "purge", "recover_all",
-        "restart", "resume", "retry", "signal", "start", "start_or_signal", "sweep", "unclaimed",
+        "restart", "resume", "retry", "signal", "start", "start_or_signal", "stream", "sweep", "unclaimed",
     ]  # fmt: skip
-    assert public(RunHandle) == ["cancel", "info", "result", "signal", "status"]
+    assert public(RunHandle) == ["cancel", "info", "result", "signal", "status", "stream"]
     assert public(Context) == [
         "call", "child", "continue_as_new", "deprecate_patch", "history_length",
         "locks", "mutex", "now", "patched", "random", "rwlock", "semaphore",
-        "set_attributes", "signals", "sleep", "sleep_until", "start_child", "step", "transaction", "uuid4",
+        "set_attributes", "signals", "sleep", "sleep_until", "start_child", "step", "stream", "transaction", "uuid4",
         "wait_for_signal",
     ]  # fmt: skip
 
