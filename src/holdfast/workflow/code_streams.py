@@ -41,6 +41,10 @@ class CodeStreams:
         self._counts[name] = count + 1
         return True
 
+    def count(self, name: str) -> int:
+        """How many items this attempt has written to a stream."""
+        return self._counts.get(name, 0)
+
     def put(self, name: str, text: str) -> None:
         """Write an item with the next record."""
         self._counts[name] = self._counts.get(name, 0) + 1

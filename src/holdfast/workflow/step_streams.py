@@ -176,6 +176,7 @@ class StreamBuffer:
         self._room.set()
         self._error: HoldfastError | None = None
         self._scheduled = False  # whether a batch is under way or will be sent
+        self._pausing = False  # a batch will be sent after a pause
         self._aborted = False
         self._closed: Closed | None = None
         self._sent_at = -PAUSE
@@ -216,7 +217,8 @@ class StreamBuffer:
             self._room.set()
         if refused is not None:
             closed(refused)
-        elif not under_way:
+        elif self._pausing or not under_way:
+            self._pausing = False
             self._send()
 
     def abort(self, error: HoldfastError) -> None:
@@ -230,8 +232,14 @@ class StreamBuffer:
         """Send a batch, as soon as the pause after the last one is over. A closed buffer has no pause."""
         pause = self._sent_at + PAUSE - elapsed()
         if pause > 0 and self._closed is None:
-            self._host.later(pause, self._send)
+            self._pausing = True
+            self._host.later(pause, self._paused)
         else:
+            self._send()
+
+    def _paused(self) -> None:
+        if self._pausing:  # it was not closed meanwhile
+            self._pausing = False
             self._send()
 
     def _send(self) -> None:
