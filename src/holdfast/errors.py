@@ -386,6 +386,30 @@ class StreamWriteRefused(HoldfastError):
         self.stream = stream
 
 
+class UpdateRefused(HoldfastError):
+    """The run has refused this update. `reason` is what its code gave as the reason."""
+
+    def __init__(self, message: str | None = None, *, run_id: str = "", reason: str = "") -> None:
+        super().__init__(message)
+        self.run_id = run_id
+        self.reason = reason
+
+
+class UpdateTimeout(HoldfastError, TimeoutError):
+    """The run has not answered within the time that the caller was willing to wait. The request stays with the run."""
+
+    retryable = True
+
+
+class ApprovalNotOpen(HoldfastError):
+    """There is no open request for approval with this name. Nothing was changed."""
+
+    def __init__(self, message: str | None = None, *, run_id: str = "", name: str = "") -> None:
+        super().__init__(message)
+        self.run_id = run_id
+        self.name = name
+
+
 class RunResultTimeout(HoldfastError, TimeoutError):
     """The run has not ended within the time that the caller was willing to wait. It continues."""
 

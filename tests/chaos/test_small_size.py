@@ -23,9 +23,10 @@
 | limits  | 60 starts by 4 processes, 3 kills                           | 200, 12                                |
 | run_locks | 24 runs on a mutex and a semaphore, 3 kills              | 100, 15                                |
 | generations | 20 generations of 10 signals, 120 messages, 8 faults       | 1,000 of 100, 5,000, 120               |
+| answers | 120 updates, 80 approvals, 4 faults                         | 1,000, 1,000, 30                       |
 
 `network` to `queue_load` run here on PostgreSQL and Valkey, and at full size on Redis as well; `stuck_row` is about
-PostgreSQL alone. `waiters`, `turnover` and the last seven run on SQLite too.
+PostgreSQL alone. `waiters`, `turnover` and the last eight run on SQLite too.
 
 Campaigns that drive runs or take long are in test_small_size_runs.py, so that the two files can run in parallel.
 """

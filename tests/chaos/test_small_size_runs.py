@@ -17,6 +17,7 @@ CAMPAIGNS = (
     "run_locks",
     "deploy",
     "generations",
+    "answers",
 )
 
 

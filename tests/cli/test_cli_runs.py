@@ -26,6 +26,7 @@ RUN = {
     "replaces": "NoneType",
     "replaced_by": "NoneType",
     "cancelled_by": "NoneType",
+    "details": "NoneType",
 }  # fmt: skip
 broken = [True]
 

@@ -26,6 +26,7 @@ from .purging import PURGING
 from .records import OF_RECORDS, OF_TYPES
 from .redis import REDIS
 from .replacing import REPLACING, WAITERS_OF_REPLACED
+from .requests import REQUESTS
 from .run_locks import LOCKS_OF_RUNS, OF_THE_ENGINE
 from .run_queues import OF_THE_WORKER, RUN_QUEUES
 from .runner import NOT_THE_COPY, PACKAGE, ROOT, Mutant, Useless, caught, copy_package, end_servers, run_tests
@@ -53,6 +54,7 @@ MUTANTS = [
     *CONTINUING,
     *FORKING,
     *STREAMING,
+    *REQUESTS,
     *PURGING,
     *OF_THE_ENGINE,
     *OF_THE_WORKER,

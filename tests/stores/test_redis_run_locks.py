@@ -289,13 +289,12 @@ def test_an_unreadable_worker_does_not_prevent_an_offer(server, base, connection
 
 
 def test_an_unreadable_lock_is_unchanged_when_its_run_ends(server, base, connection, drives):
-    run, poisoned = drives("r", "p")
+    run, parked = drives("r", "p")
     wants(connection, run, take(1, "bad"))
-    wants(connection, poisoned, take(1, "good"), take(2, "bad"), then=Park(0))
-    server.hset(base + "run:p", "crashes", "5")
+    wants(connection, parked, take(1, "good"), take(2, "bad"), then=Park(0))
     server.set(base + "lock:bad", "{")
     assert ask(connection, record(run, "x", then=Finish("completed", "1")), Recorded).done
-    assert ask(connection, claim(), Claimed).claims == ()
+    ask(connection, r.FailRun(run="p", fence=parked.fence, reason="{}", request="f"), Posted)
     assert server.hget(base + "run:p", "status") == "failed"
     assert decode("good", server.get(base + "lock:good")).holders == ()
     assert server.get(base + "lock:bad") == "{"

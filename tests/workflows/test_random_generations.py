@@ -6,6 +6,8 @@ there. At the end
 
 - the stored history replays to the result that was stored,
 - each idempotency key was used by one generation, with the same arguments each time,
+- each update that was answered has one answer, which its senders got, and the code gave,
+- each answer to a request for an approval that was accepted was received, or the run did not wait for it to its end,
 - each accepted signal was read once, in the order in which those of its name were sent, or is unread,
 - a program whose result does not depend on time has the result and the effects that it has without a crash,
 - and a fork of the run from a random step ends as the run did.
@@ -26,7 +28,7 @@ from waiting import eventually_async
 from holdfast import WorkflowFailed
 from holdfast.commands import ForceRelease
 from holdfast.commands.runs import ReadRun
-from holdfast.errors import InvalidOption, RunEnded
+from holdfast.errors import ApprovalNotOpen, InvalidOption, RunEnded, UpdateTimeout
 from holdfast.rules.runs.record import worker_key
 from holdfast.runtime import failpoints
 from holdfast.stores import open_store
@@ -110,10 +112,48 @@ async def sent(handle, chance: random.Random) -> list[tuple[str, int]]:
     return accepted
 
 
+async def asked(handle, chance: random.Random) -> dict[int, str]:
+    """Send updates to a run, each of them twice at the same time. Returns the answers."""
+    answers: dict[int, str] = {}
+
+    async def ask(number: int, name: str, pause: float) -> None:
+        await asyncio.sleep(pause)
+        with suppress(RunEnded, UpdateTimeout):
+            answer = await handle.update(name, number, idempotency_key=f"update {number}", timeout=20)
+            assert answers.setdefault(number, answer) == answer
+
+    async with asyncio.TaskGroup() as group:
+        for number in range(chance.randrange(SIGNALS)):
+            name = chance.choice(LETTERS)
+            for _ in range(2):
+                group.create_task(ask(number, name, chance.choice([0, 0.001, 0.01, 0.03])))
+    return answers
+
+
+async def decide(engine, name: str, chance: random.Random, accepted: dict[str, str]) -> None:
+    """Answer the requests of a run until it has ended, each by two people."""
+    while (await engine.get(name)).living:
+        for request in (await engine.approvals.list(prefix=name)).approvals:
+            for by in ("ann", "bob"):
+                if request.run_id == name and chance.random() < 0.5:
+                    with suppress(ApprovalNotOpen):
+                        await engine.approvals.answer(name, request.id, approved=True, by=by)
+                        assert accepted.setdefault(request.id, by) == by, "one answer counts"
+                        accepted[f"{request.id}: {request.data}"] = by
+        await asyncio.sleep(0.003)
+
+
 async def play(engine, flow, given: dict, name: str, chance: random.Random | None) -> tuple[object, list]:
     """Run a plan to its end, and all of its children. Returns its end, and the signals that it accepted."""
     handle = await engine.start(flow, given, id=name)
-    accepted = [] if chance is None else await sent(handle, chance)
+    accepted = []
+    if chance is not None:
+        decided: dict[str, str] = {}
+        people = asyncio.create_task(decide(engine, name, random.Random(chance.random()), decided))
+        senders = asyncio.create_task(asked(handle, random.Random(chance.random())))
+        accepted = await sent(handle, chance)
+        await people
+        check_requests(name, await senders, decided)
     end = await ended(handle)
     await eventually_async(lambda: is_over(engine, name))
     return end, accepted
@@ -140,14 +180,16 @@ async def replayed(engine, name: str) -> tuple[object, set[int]]:
     asyncio.get_running_loop().call_soon(replay)
     await asyncio.wait_for(done.wait(), 10)
     assert code.done
-    result, unread = code.root.result(), {int(code.inbox[number].payload) for number in unread_signals(code)}
+    left = unread_signals(code)
+    result = code.root.result()
+    unread = {int(event.payload) for event in code.inbox.values() if event.number in left and event.kind == "signal"}
     code.leave()
     if claim.run.status == "completed":
         assert result_of(claim.run, object) == result
     else:
         failure = j.read_failure(claim.run.result)
         assert failure.type == "holdfast.errors.SignalsUnread", failure
-        assert unread
+        assert left
     return result, unread
 
 
@@ -166,6 +208,21 @@ def check_signals(name: str, accepted: list, unread: set[int]) -> None:
     for letter in LETTERS:
         numbers = [number for one, number in read if one == letter]
         assert numbers == sorted(numbers), read
+
+
+def check_requests(name: str, answers: dict[int, str], decided: dict[str, str]) -> None:
+    """Each answer that a sender got was given by the code; no answer that was accepted met a timeout."""
+    given = {}
+    for (run, _), found in SEEN.answers.items():
+        if run == name:
+            given |= found
+    assert answers.items() <= given.items()
+    for decision, by in decided.items():
+        wanted, colon, data = decision.partition(": ")
+        if colon:
+            _, mark, generation = wanted.partition("~")
+            received = SEEN.approvals[name, int(generation) if mark else 1].get(data, "not reached again")
+            assert received in (by, "waits", "not reached again"), (decision, by, received)
 
 
 async def check_fork(engine, name: str, fork: str, chance: random.Random, *, timeless: bool) -> None:
@@ -216,8 +273,7 @@ async def check_program(engine, url: str, seed: int, monkeypatch, at: set[int] |
         raise
     finally:
         monkeypatch.setattr(failpoints, "reached", None)
-        SEEN.effects.clear()
-        SEEN.reads.clear()
+        SEEN.clear()
     return crashes.reached
 
 

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from ..rules.runs.outcomes import Claim
+from ..rules.runs.record import RunEvent
 from ..workflow import journal as j
 from .runs_reading import time_of
 
@@ -30,10 +31,14 @@ def history_of(claim: Claim) -> list[dict[str, Any]]:  # noqa: C901, PLR0912, PL
             case j.TimerEnded():
                 kind, name = "timer", str(entry.number)
             case j.Signalled():
-                kind, name = "signal", entry.id.removeprefix("signal:")
+                kind, _, name = entry.id.partition(":")
                 value = stored_value(events[entry.event].payload) if entry.event in events else None
             case j.Unread():
-                kind, name = "unread", entry.id.removeprefix("signal:").removeprefix("child:")
+                kind, name = "unread", entry.id.partition(":")[2]
+            case j.Replied():
+                kind, name, value = _reply(entry, events)
+            case j.ApprovalAsked():
+                kind, name, value = "asks", entry.id, stored_value(entry.data)
             case j.ChildEnded():
                 kind, name = "child", entry.id
                 value = stored_value(events[entry.event].payload) if entry.event in events else None
@@ -67,6 +72,11 @@ def history_of(claim: Claim) -> list[dict[str, Any]]:  # noqa: C901, PLR0912, PL
     return found
 
 
+def _reply(entry: j.Replied, events: dict[int, RunEvent]) -> tuple[str, str, Any]:
+    name = events[entry.event].name if entry.event in events else ""
+    return ("refused", name, entry.answer) if entry.refused else ("replied", name, stored_value(entry.answer))
+
+
 def origin_of(claim: Claim) -> str | None:
     """Of which run this one is a fork; None: of none."""
     entry = j.decode_entry(claim.entries[1]) if len(claim.entries) > 1 else None
@@ -87,7 +97,7 @@ def unread_signals(claim: Claim) -> list[dict[str, Any]]:
     return [
         {"at": time_of(event.at), "name": event.name, "payload": stored_value(event.payload)}
         for event in claim.events
-        if event.kind == "signal" and event.number not in read
+        if event.kind in ("signal", "update") and event.number not in read
     ]
 
 

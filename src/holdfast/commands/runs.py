@@ -13,6 +13,7 @@ from ..rules.runs.lock_requests import LockRequest
 from ..rules.runs.outcomes import LimitsDiffer, OwnedRuns, RunCounts, RunPage
 from ..rules.runs.record import Block, Ending, NewRun, Past, Run, RunEvent, Scalar
 from ..rules.runs.repository import RunFilter, RunRepository
+from ..rules.runs.requests import NO_REQUESTS, RunRequests
 from ..rules.runs.stream_records import CodeItems
 from ..rules.slot import Swap
 from .base import PAGE, Command
@@ -163,7 +164,8 @@ class RecordRun(RunCommand, frozen=True, kw_only=True):
     nor ends, and the answer is not `done`. The end of a run is an event for its parent. Again: the same answer.
     With `swap` a state slot is written in the same step; where another write came first, nothing at all is done, and
     the answer is `Conflict` with what the slot holds now. `stuck` are the children whose ends the run waits for, where
-    only those and locks can continue it; None where something else can. `streams` are items that its code has written.
+    only those and locks can continue it; None where something else can. Where a request that it closes was answered
+    meanwhile, nothing is done, and the answer is `AnsweredMeanwhile`. `streams` are items that its code has written.
     """
 
     run: str
@@ -175,10 +177,12 @@ class RecordRun(RunCommand, frozen=True, kw_only=True):
     then: Ending | None = None
     children: tuple[NewRun, ...] = ()
     attributes: dict[str, Scalar] | None = None
+    details: str | None = None
     swap: Swap | None = None
     lock_requests: tuple[LockRequest, ...] = ()
     stuck: tuple[str, ...] | None = None
     streams: tuple[CodeItems, ...] = ()
+    requests: RunRequests = NO_REQUESTS
 
     def apply(self, repo: RunRepository, now: int) -> Outcome:
         """Decide by `rules.runs.transitions.record`."""
@@ -193,11 +197,13 @@ class RecordRun(RunCommand, frozen=True, kw_only=True):
             then=self.then,
             children=self.children,
             attributes=self.attributes,
+            details=self.details,
             request=self.request,
             swap=self.swap,
             lock_requests=self.lock_requests,
             stuck=self.stuck,
             streams=self.streams,
+            requests=self.requests,
         )
 
 

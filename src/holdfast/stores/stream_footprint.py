@@ -33,8 +33,9 @@ def footprint(command: r.WriteStream | r.ReadStream | r.WatchStream, look: Look)
     """What a command about one stream will probably read."""
     yield RunById(command.run)
     run = look(RunById(command.run))
-    first = run.first if isinstance(run, Run) else command.first
-    key = head_key(command.run, first, command.name)
+    if not isinstance(run, Run):
+        run = Run(id=command.run, type="", created_at=0, first=command.first)
+    key = head_key(run, command.name)
     yield RecordAt(STREAM.name, key)
     head = _head(key, command.name, look)
     if isinstance(command, r.WriteStream):
@@ -46,7 +47,7 @@ def footprint(command: r.WriteStream | r.ReadStream | r.WatchStream, look: Look)
 
 def added(run: Run, items: CodeItems, look: Look) -> Questions:
     """What a record of a run will probably read because of the items that its code has written."""
-    key = head_key(run.id, run.first, items.name)
+    key = head_key(run, items.name)
     yield RecordAt(STREAM.name, key)
     head = _head(key, items.name, look)
     part = StreamPart(offset=head.next, began=head.next, values=items.values)

@@ -20,6 +20,7 @@ from .suite.histories import HistoryTests
 from .suite.paging import PagingTests
 from .suite.purging import PurgeTests
 from .suite.records import RecordTests
+from .suite.requests import RequestTests
 from .suite.resends import ResendTests
 from .suite.slots import SlotTests
 from .suite.streams import StreamTests
@@ -32,6 +33,7 @@ class StoreConformance(
     RecordTests,
     PurgeTests,
     StreamTests,
+    RequestTests,
     PagingTests,
     HistoryTests,
     ClientTests,

@@ -1,7 +1,7 @@
 """The blocked runs that an engine may try: all of them when it opens, later those that other engines could not drive.
 
-They are found by a list of the blocked runs, read page by page behind all other work, and by hints. Whether a run may
-be tried is decided by the store when it is claimed.
+They are found in a list of the blocked runs, which is read page by page after all other work, and by hints. The store
+decides whether a run may be tried, when the run is claimed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class BlockedRuns:
         self._found |= dict.fromkeys(runs)
 
     async def next(self, execute: Callable[[Command], Awaitable[Outcome]], now: int, limit: int) -> tuple[str, ...]:
-        """The next runs to try; nothing is read where there are none left."""
+        """The next runs to try; if there are none left, nothing is read."""
         if self._again_at is not None and now >= self._again_at:
             self._reading, self._after, self._again_at = True, None, None
         while self._reading and not self._found:

@@ -22,6 +22,7 @@ from ..state.compare_and_swap import Decide
 from ..validation import Duration, checked_key, seconds
 from .attempts import marked
 from .context_locks import ContextLocks
+from .context_requests import ContextRequests
 from .context_state import RunStates
 from .continuing import ContinueAsNew
 from .definition import ONCE, Retry, Step, Workflow, checked_name, checked_retry, current_context, step_of
@@ -41,7 +42,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class StepInfo(msgspec.Struct, frozen=True, repr_omit_defaults=True):
-    """What a step knows about itself. Its idempotency key is the same in every attempt of this step.
+    """The step that is executed: its run, id and attempt. Its key is the same in every attempt of this step.
 
     From the second generation of the run on, the key contains the generation: `order-7~2:charge`.
     """
@@ -67,7 +68,7 @@ class StepInfo(msgspec.Struct, frozen=True, repr_omit_defaults=True):
 
     @property
     def idempotency_key(self) -> str:
-        """Give this to the service that executes an effect, so that the effect happens once."""
+        """Pass this key to the service that executes an effect, so that the effect happens once."""
         return f"{generation_id(self.run_id, self.generation)}:{self.step_id}"
 
 
@@ -75,7 +76,7 @@ _current_step: ContextVar[StepInfo | None] = ContextVar("holdfast_step", default
 
 
 def step_scope(info: StepInfo) -> None:
-    """From here on the code that runs is the body of a step, not workflow code."""
+    """Mark the code that is executed from now on as the body of a step, not as workflow code."""
     _current_step.set(info)
     current_context.set(None)
 
@@ -120,7 +121,7 @@ class StepCall:
 
 
 class SlotWork(NamedTuple):
-    """What a step does to a state slot, and the type of what it returns."""
+    """The change that a step makes to a state slot, and the type of its result."""
 
     address: Address
     decide: Decide[Any]
@@ -128,7 +129,7 @@ class SlotWork(NamedTuple):
 
 
 class ChildHandle(Generic[O]):
-    """A child that was started. Await `result()` for what it returns."""
+    """A child that was started. Await `result()` for its result."""
 
     def __init__(self, context: Context, id: str, output: Any) -> None:
         self._context, self.id, self._output = context, id, output
@@ -139,7 +140,7 @@ class ChildHandle(Generic[O]):
         return value
 
 
-class Context(ContextLocks):
+class Context(ContextLocks, ContextRequests):
     """The context of one run."""
 
     def __init__(self, code: Replay, *, seed: str) -> None:
@@ -218,7 +219,7 @@ class Context(ContextLocks):
     async def transaction(self, name: str, function: Callable[..., R], *args: Any) -> R:
         """Run `function(connection, *args)` and record its result in one transaction of the store's own database.
 
-        What it writes through the connection is written exactly once, also after a crash.
+        Writes of the function through the connection are made exactly once, also after a crash.
         """
         if not self._code.transactional:
             raise NotInWorkflow(
@@ -285,7 +286,7 @@ class Context(ContextLocks):
     # -- time and chance --------------------------------------------------------------------------------
 
     def now(self) -> datetime:
-        """The time of the workflow: that of the last result or event that it received."""
+        """The time of the workflow: the time of the last result or event that it received."""
         self._code.check()
         return EPOCH + timedelta(microseconds=self._code.loop.now)
 
@@ -308,8 +309,8 @@ class Context(ContextLocks):
     def continue_as_new(self, input: Any = None) -> ContinueAsNew:
         """Begin again with a new input and an empty history: `raise ctx.continue_as_new(input)`.
 
-        The run keeps its id, its places in limits, its unread signals and the locks whose blocks are open. From the
-        call on nothing more begins: every use of `ctx` raises the same exception.
+        The run keeps its id, its places in limits, its unread signals and the locks whose blocks are open. After the
+        call no further operation begins: every use of `ctx` raises the same exception.
         """
         self._code.check()
         workflow = self._code.workflow
@@ -371,7 +372,7 @@ class Context(ContextLocks):
     async def wait_for_signal(self, name: str, *, type: Any = None, timeout: Duration | None = None) -> Any:  # noqa: ASYNC109
         """Wait for the next signal of this name and return its payload. Raises `TimeoutError` after `timeout`.
 
-        `type` is what the payload is read as; without it, it is plain JSON.
+        The payload is converted to `type`; without `type` it is plain JSON.
         """
         if self._code.over:
             await self._code.out()
@@ -391,8 +392,8 @@ class Context(ContextLocks):
     async def signals(self, name: str, *, type: Any = None) -> list[Any]:
         """Return all signals of this name that have arrived, in their order, without waiting; maybe none.
 
-        `type` is what each payload is read as; without it, it is plain JSON. Where one cannot be read so, those before
-        it are returned, and the next call raises `InvalidValue` for it.
+        Each payload is converted to `type`; without `type` it is plain JSON. If a payload does not fit, the payloads
+        before it are returned, and the next call raises `InvalidValue`.
         """
         if (unfit := self._unfit.pop(name, None)) is not None:
             raise unfit
@@ -432,7 +433,7 @@ class Context(ContextLocks):
         run = generation_id(self.run_id, self.generation)
         own = self._code.inherited_child(place)
         own = own or marked(f"{run}/{place}", self.attempt)  # a later attempt may give it another input
-        child = own if id is None else checked_run_id(id)
+        child = checked_key(own, what="run id") if id is None else checked_run_id(id)
         what = f"the input of {workflow.name!r}"
         value = workflow.given(input)
         text = encode_value(value, workflow.input_type, what=what, max_bytes=self._code.max_bytes)
@@ -453,7 +454,7 @@ class Context(ContextLocks):
     @overload
     def child(self, workflow: Workflow[None, O], *, id: str | None = None) -> Coroutine[Any, Any, O]: ...
     async def child(self, workflow: Workflow[Any, Any], input: Any = None, *, id: str | None = None) -> Any:
-        """Start a child and wait for what it returns. Raises `WorkflowFailed` if it does not complete."""
+        """Start a child and wait for its result. Raises `WorkflowFailed` if it does not complete."""
         handle = await self.start_child(workflow, input, id=id)
         return await handle.result()
 

@@ -1,8 +1,8 @@
 """`ctx.continue_as_new(input)`: what the next generation of a run begins with.
 
-From the call on the code begins nothing more: each use of `ctx` raises the same exception. The driver waits until
-steps that are running have ended, and then replaces the history in one record. Locks whose blocks are open stay with
-the run; the next generation gets each of them when it asks for the same key.
+After the call the code can begin no further operation: each use of `ctx` raises the same exception. The driver waits
+until steps that are running have ended, and then replaces the history in one record. Locks whose blocks are open stay
+with the run; the next generation gets each of them when it requests the same key.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class ContinueAsNew(BaseException):
     """Ends this generation of a run. Made by `ctx.continue_as_new(input)`, to be raised by the workflow.
 
-    It is no `Exception`, so that code which handles errors does not stop it.
+    It is not a subclass of `Exception`, so that `except Exception` does not catch it.
     """
 
     def __init__(self, input: str) -> None:
@@ -32,7 +32,7 @@ class ContinueAsNew(BaseException):
 
 
 def continues(error: BaseException | None) -> bool:
-    """Whether code that ended so continues as new: it raised nothing else. Cancelled tasks of a group do not count."""
+    """Whether code that ended with this error continues as new. Errors of cancelled tasks do not count."""
     if isinstance(error, BaseExceptionGroup):
         return all(continues(one) for one in error.exceptions)
     return error is None or isinstance(error, ContinueAsNew)
@@ -40,8 +40,9 @@ def continues(error: BaseException | None) -> bool:
 
 def next_generation(code: Replay, input: str, *, because: Literal["asked", "unread"], now: int) -> Continue:
     """The record by which a run begins its next generation, with everything that it keeps."""
-    keep = tuple(sorted(number for number, event in code.inbox.items() if event.kind in ("signal", "cancel")))
-    signals = tuple(new for new, old in enumerate(keep, 1) if code.inbox[old].kind == "signal")
+    there = {**code.inbox, **code.requests.unanswered}
+    keep = tuple(sorted(number for number, event in there.items() if event.kind in ("signal", "update", "cancel")))
+    signals = tuple(new for new, old in enumerate(keep, 1) if there[old].kind != "cancel")
     locks = tuple(carried_locks(code))
     first = 0 if code.continued is None else code.continued.first_lock
     entry = j.Continued(
@@ -56,7 +57,7 @@ def next_generation(code: Replay, input: str, *, because: Literal["asked", "unre
 
 
 def carried_locks(code: Replay) -> Iterator[j.CarriedLock]:
-    """The locks that stay with the run: those of open blocks, and those that this generation has not asked for."""
+    """The locks that stay with the run: locks of open blocks, and locks that this generation has not requested."""
     yield from code.replay_locks.carried.values()
     for number, lock in code.replay_locks.pending.items():
         if lock.lease is not None and not lock.lease.lost:
@@ -65,15 +66,22 @@ def carried_locks(code: Replay) -> Iterator[j.CarriedLock]:
 
 
 def unread_signals(code: Replay) -> tuple[int, ...]:
-    """The signals that the code has not read."""
-    return tuple(number for number, event in code.inbox.items() if event.kind == "signal")
+    """The signals that the code has not read, and the updates that it has not answered."""
+    unread = (number for number, event in code.inbox.items() if event.kind in ("signal", "update"))
+    return (*unread, *code.requests.unanswered)
+
+
+def names_of(code: Replay, unread: tuple[int, ...]) -> list[str]:
+    """The names of these signals and updates."""
+    there = {**code.inbox, **code.requests.unanswered}
+    return sorted({there[number].name for number in unread})
 
 
 def unread_error(code: Replay, unread: tuple[int, ...]) -> SignalsUnread:
     """The error of a run with `on_unread="fail"` that returned with these unread signals."""
-    names = sorted({code.inbox[number].name for number in unread})
     return SignalsUnread(
-        f"the run {code.run.id!r} returned without reading the signals {', '.join(names)}. They are kept: a "
+        f"the run {code.run.id!r} returned without reading the signals {', '.join(names_of(code, unread))}. They are "
+        "kept: a "
         "restart, or a retry with code that reads them, can read them.",
         run_id=code.run.id,
     )
@@ -82,7 +90,7 @@ def unread_error(code: Replay, unread: tuple[int, ...]) -> SignalsUnread:
 def may_continue(code: Replay, unread: tuple[int, ...]) -> bool:
     """Whether a run that returned with these unread signals begins a new generation because of them.
 
-    A generation that has read none of the signals that it began with would be followed by another one like it.
+    If a generation has read none of the signals with which it began, the next generation would do the same again.
     """
     began_with = () if code.continued is None else code.continued.signals
     return not began_with or not set(began_with).issubset(unread)

@@ -1,9 +1,9 @@
 """Deadlock detection: finds runs that wait for each other, and notifies the youngest of them that waits for a lock.
 
-A run is stuck if only a lock or the end of a child lets it continue, and it has no event that it has not seen. A
-group of stuck runs waits forever if each of them waits for a lock that another run of the group holds, or for the end
-of another run of the group. The reads are not one snapshot of the store, so everything is read twice, and counts only
-if nothing has changed in between. While runs are stuck, only a change from outside can end that.
+A run is stuck if only a lock or the end of a child lets it continue, and it has received all its events. A group of
+stuck runs waits forever if each of them waits for a lock that another run of the group holds, or for the end of
+another run of the group. The reads are not one snapshot of the store. So all data is read twice, and used only if it
+has not changed in between. A group of stuck runs can continue only after a change from outside of the group.
 """
 
 from __future__ import annotations

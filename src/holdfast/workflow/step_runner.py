@@ -1,8 +1,8 @@
 """Runs the bodies of steps, with their timeouts and retries.
 
-A body runs on the engine's own event loop if it is async, else in a thread. Inside it, `current_step()` returns its
-idempotency key. A step that fails is retried according to its `Retry`; each failed attempt is recorded, so that a crash
-does not reset the count.
+An async body runs on the engine's own event loop; any other body runs in a thread. In the body, `current_step()`
+gives the idempotency key of the step. A step that fails is retried according to its `Retry`. Each failed attempt is
+recorded, so that a crash does not reset the count.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class StepRunner:
         return bool(self.running or self._threads)
 
     def cancel(self) -> None:
-        """Cancel the bodies that are running. Those in threads go on: `settled` is called when they have ended."""
+        """Cancel the bodies that are running. Those in threads continue: `settled` is called at their end."""
         for call in list(self.running):
             if call.running is not None:
                 call.running.cancel()

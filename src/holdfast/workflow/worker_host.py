@@ -1,7 +1,7 @@
 """What a worker provides to its drivers: the store's time, commands to the store, timers, and threads for steps.
 
-It knows nothing of which runs are driven, claimed or parked: that is the `Worker`, which is derived from it. Everything
-happens on the event loop on which it was created.
+It does not know which runs are driven, claimed or parked: the class `Worker`, which is derived from it, does. All its
+methods are called on the event loop on which it was created.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ import pytest
 
 from holdfast import Client, LeaseLost, LockTimeout, StoreUnavailable
 from holdfast.commands import Settle
+from holdfast.errors import StoreContended
 from holdfast.testing.proxy import Proxy
 from support.common import Report, until
 from support.servers import Place
@@ -180,7 +181,15 @@ def settle(stage: Stage) -> None:
         with pytest.raises(StoreUnavailable) as raised:
             batcher.run(Settle(key=stage.key))
         assert raised.value.ambiguous
-        batcher.run(Settle(key=stage.key))
+
+        def settled() -> bool:
+            try:
+                batcher.run(Settle(key=stage.key))
+            except StoreContended:  # the server has not ended the transaction of the lost connection yet
+                return False
+            return True
+
+        assert until(settled, within=PATIENCE)
         stage.sole(lease)
 
 

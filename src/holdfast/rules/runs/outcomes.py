@@ -10,6 +10,7 @@ from ..lock_outcomes import Outcome
 from .limits import ADMITTED, LimitVerdict, WorkflowLimits
 from .lock_requests import LockAnswer
 from .record import Block, Run, RunEvent, WorkerRecord
+from .requests import ApprovalRequest, Update
 from .stream_records import StreamPart
 
 Obstacle = Literal["", "living", "workflow", "child", "archived"]
@@ -122,6 +123,25 @@ class Posted(Outcome, frozen=True, kw_only=True):
     number: int
     fresh: bool
     run: Run
+
+
+class UpdateSeen(Outcome, frozen=True, kw_only=True):
+    """A request to a run, with the answer if there is one; None: it was forgotten. The run as it is now."""
+
+    run: Run
+    update: Update | None
+
+
+class ApprovalSeen(Outcome, frozen=True, kw_only=True):
+    """The request that was answered, as it is now; or why it was not answered: then nothing was changed."""
+
+    run: Run
+    approval: ApprovalRequest | None = None
+    why: Literal["", "unknown", "ambiguous", "answered", "closed"] = ""
+
+
+class AnsweredMeanwhile(Outcome, frozen=True, kw_only=True):
+    """The record closes a request that was answered. Nothing was written: the run must be driven from its history."""
 
 
 class RunSeen(Outcome, frozen=True, kw_only=True):

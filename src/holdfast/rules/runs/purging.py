@@ -1,10 +1,10 @@
-"""Transitions that remove runs which ended long ago, by whole trees: a first run and all runs below it.
+"""Transitions that remove runs which ended long ago, by whole trees: a first run and all its descendants.
 
-Nothing of a tree is removed while one of its runs has not ended, or ended too late. A small tree is decided and removed
-in one step. A larger one takes several: it is announced (`mark`), checked page by page (`look_at`), hidden if nothing
-has revived a run of it since (`hide`), and then removed part by part (`remove`), the first run last. A purge that
-stops in between is continued by the next one. Of an id that had several runs the row stays, with nothing but its
-number, so that the keys of a later run's steps differ from those of all earlier ones.
+No run of a tree is removed while one of its runs has not ended, or ended too recently. A small tree is decided and
+removed in one step. A larger tree takes several steps: it is announced (`mark`), checked page by page (`look_at`),
+hidden if no run of it was revived since (`hide`), and then removed part by part (`remove`), the first run last. If a
+purge stops in between, the next purge continues it. If an id had several runs, its row stays and contains only the
+number of the last generation. So the idempotency keys of the steps of a later run differ from all earlier keys.
 """
 
 from __future__ import annotations
@@ -17,12 +17,15 @@ from msgspec.structs import replace
 from ...errors import RecordUnreadable
 from ..lock_outcomes import Outcome
 from ..record_type import RecordType
+from . import approvals, streams, updates
 from .helpers import known
 from .outcomes import Purged, PurgeStep, TreeSeen
+from .own_records import own_prefix
 from .record import Run
 from .repository import RunRepository
+from .requests import ANSWERED_PAGE, ANSWERED_PAGES, APPROVAL, APPROVAL_NAME, UPDATE
 from .signal_keys import SIGNAL_KEY, SIGNAL_KEY_PAGE, key_prefix
-from .stream_records import STREAM, STREAM_CHUNK, run_prefix
+from .stream_records import STREAM, STREAM_CHUNK
 from .tree import TREE_MEMBER, tree_prefix
 
 RUNS_AT_ONCE = 100
@@ -36,11 +39,18 @@ PART = "part"
 
 Named = tuple[RecordType[Any], str]
 """A record that is about a run: its type and its key."""
+OWN_TYPES: dict[str, tuple[RecordType[Any], ...]] = {
+    updates.KIND: (UPDATE, ANSWERED_PAGE, ANSWERED_PAGES),
+    approvals.KIND: (APPROVAL, APPROVAL_NAME),
+    streams.KIND: (STREAM_CHUNK, STREAM),
+}
+"""The types of the records that belong to one run, by the kinds that it notes."""
+
 Verdict = Literal["removable", "absent", "living", "young", "large", "unreadable"]
 
 
 class Tree(NamedTuple):
-    """What one step can see of a tree. `runs` are all its runs, the first one first, if it can be removed at once."""
+    """The part of a tree that one step reads. `runs`: all runs, the first run first, if one step can remove them."""
 
     verdict: Verdict
     runs: tuple[Run, ...] = ()
@@ -51,25 +61,24 @@ def record_prefixes(run: Run) -> tuple[Named, ...]:
     """The types of records that are about one run and are removed with it, each with the prefix of their keys."""
     found: tuple[Named, ...] = ()
     if run.remembered is not None:
-        found = (SIGNAL_KEY, key_prefix(run.id)), (SIGNAL_KEY_PAGE, key_prefix(run.id))
-    if run.streams:
-        prefix = run_prefix(run.id, run.first)
-        found = (*found, (STREAM_CHUNK, prefix), (STREAM, prefix))
+        found += ((SIGNAL_KEY, key_prefix(run.id)), (SIGNAL_KEY_PAGE, key_prefix(run.id)))
+    for kind in run.record_kinds:
+        found += tuple((one, own_prefix(run)) for one in OWN_TYPES.get(kind, ()))
     return found
 
 
 def cuts_the_tree(run: Run) -> bool:  # noqa: ARG001  (no run is started in this way yet)
-    """Whether a run and those below it do not belong to the tree of its root, though it was started there."""
+    """Whether a run and its descendants do not belong to the tree of its root, although it was started there."""
     return False
 
 
 def is_stub(run: Run) -> bool:
-    """Whether only the number of a purged run's id is left: the id may be used again."""
+    """Whether only the number of the last generation is left of a purged run: its id may be used again."""
     return run.status == "purged" and not run.purging
 
 
 def stub_of(run: Run) -> Run | None:
-    """What stays of a purged run: the number of its id, if that had several runs and was not passed on."""
+    """The row that stays of a purged run: its generation, if the id had several and belongs to no other run."""
     if run.generation <= 1 or run.replaced_by:
         return None
     return Run(
@@ -235,7 +244,7 @@ def mark(repo: RunRepository, *, root: str, before: int, purge: str) -> Outcome:
 
 
 def hide(repo: RunRepository, *, root: str, before: int, purge: str) -> Outcome:
-    """Make a tree absent whose runs were all checked after it was announced. From then on it is removed for good."""
+    """Hide a tree, if all its runs were checked after the announcement. After that its purge cannot be undone."""
     found = repo.run(root)
     if found is not None and found.status == "purged" and found.purging == purge:
         return PurgeStep(state="hidden")
@@ -246,7 +255,7 @@ def hide(repo: RunRepository, *, root: str, before: int, purge: str) -> Outcome:
 
 
 def remove(repo: RunRepository, *, root: str) -> Outcome:
-    """Remove a part of a hidden tree: runs below the first one, then what is left of the first one."""
+    """Remove a part of a hidden tree: first the descendants, then the rest of the first run."""
     first = repo.run(root)
     if first is None or first.status != "purged" or not first.purging:
         return PurgeStep(state="removed")

@@ -14,8 +14,8 @@ import msgspec
 from msgspec.structs import replace
 
 from ..record_type import RecordStruct, RecordType
-from .record import without_generation
-from .tree import digest
+from .own_records import own_key
+from .record import Run
 
 CHUNK_ITEMS = 64
 """How many items a chunk has, at most."""
@@ -116,18 +116,9 @@ class Appended(NamedTuple):
     chunks: tuple[StreamChunk, ...]
 
 
-def run_prefix(run: str, first: int) -> str:
-    """The beginning of the keys of all streams of a run; `first` is the generation with which it began.
-
-    >>> run_prefix("order-7", 3) == run_prefix("order-7~4", 3) != run_prefix("order-7", 5)
-    True
-    """
-    return f"{digest(without_generation(run))}/{first}/"
-
-
-def head_key(run: str, first: int, name: str) -> str:
+def head_key(run: Run, name: str) -> str:
     """The key of the head of a stream."""
-    return run_prefix(run, first) + digest(name)
+    return own_key(run, name)
 
 
 def chunk_key(head: str, offset: int) -> str:

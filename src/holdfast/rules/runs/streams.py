@@ -15,6 +15,7 @@ from ..lock_outcomes import Outcome
 from . import record as rule
 from .helpers import holder_of, known
 from .outcomes import RunRefused, StreamRefused, StreamSeen, StreamWritten
+from .own_records import with_records
 from .record import Run
 from .repository import RunRepository
 from .stream_records import (
@@ -33,6 +34,8 @@ from .stream_records import (
     size_of,
 )
 
+KIND = "streams"
+"""What a run notes that has such records."""
 PAGE_BYTES = 65_536
 """From so many bytes on, a page has no further chunk."""
 WRITERS_KEPT = 16
@@ -52,7 +55,7 @@ def write(
     found = known(repo, run)
     if found is None or found.status != "running" or found.fence != fence:
         return RunRefused(run=found, holder=holder_of(repo, now, found))
-    key = head_key(run, found.first, name)
+    key = head_key(found, name)
     before = repo.record(STREAM, key) or StreamHead(name=name)
     writer = _writer(before, fence=fence, step=step, serial=serial)
     if isinstance(writer, StreamRefused):
@@ -84,7 +87,7 @@ def write(
 
 def write_from_code(repo: RunRepository, now: int, run: Run, items: CodeItems) -> tuple[str, ...]:
     """Add the items of workflow code, in the step that records the run. Returns the readers to notify."""
-    key = head_key(run.id, run.first, items.name)
+    key = head_key(run, items.name)
     before = repo.record(STREAM, key)
     head = before or StreamHead(name=items.name)
     began = head.next if items.index == 0 or before is None else head.code_began
@@ -103,7 +106,7 @@ def write_from_code(repo: RunRepository, now: int, run: Run, items: CodeItems) -
 
 def _store(repo: RunRepository, run: Run, head: StreamHead, part: StreamPart, max_bytes: int) -> StreamHead:
     """Add items, write the chunks that are full, and remove the oldest ones where there are too many bytes."""
-    key = head_key(run.id, run.first, head.name)
+    key = head_key(run, head.name)
     after, chunks = append(head, part)
     for chunk in chunks:
         repo.put_record(STREAM_CHUNK, chunk_key(key, chunk.parts[0].offset), chunk)
@@ -118,14 +121,14 @@ def _store(repo: RunRepository, run: Run, head: StreamHead, part: StreamPart, ma
             break
         repo.put_record(STREAM_CHUNK, chunk_key(key, first), None)
         first, size = oldest.parts[-1].end, size - sum(map(size_of, oldest.parts))
-    mark(repo, run)
+    _mark(repo, run)
     return replace(after, first=first, bytes=size)
 
 
-def mark(repo: RunRepository, run: Run) -> None:
+def _mark(repo: RunRepository, run: Run) -> None:
     """Note in the record of a run that it has streams, so that its purge removes them."""
-    if not run.streams:
-        repo.save(replace(repo.run(run.id) or run, streams=True))
+    if KIND not in run.record_kinds:
+        repo.save(with_records(repo.run(run.id) or run, KIND))
 
 
 def _writer(head: StreamHead, *, fence: int, step: str, serial: int) -> StreamAttempt | StreamRefused:
@@ -171,7 +174,7 @@ def read(repo: RunRepository, *, run: str, name: str, after: int | None, limit: 
     found = known(repo, run)
     if found is None:
         return StreamSeen(run=None)
-    key = head_key(run, found.first, name)
+    key = head_key(found, name)
     head = repo.record(STREAM, key) or StreamHead(name=name)
     start = head.first if after is None else after + 1
     if start < head.first:
@@ -198,7 +201,7 @@ def watch(
     seen = read(repo, run=run, name=name, after=after, limit=limit, chunk=chunk)
     if seen.run is None or not seen.run.living or seen.parts or seen.truncated:
         return seen
-    key = head_key(run, seen.run.first, name)
+    key = head_key(seen.run, name)
     head = repo.record(STREAM, key) or StreamHead(name=name)
     gone = {watcher.id for watcher in head.watchers if watcher.until <= now}
     others = tuple(watcher for watcher in head.watchers if watcher.until > now and watcher.id != id)
@@ -208,8 +211,9 @@ def watch(
     watchers = tuple(one for one in seen.run.watchers if one not in gone or one == id)
     if id not in watchers and len(watchers) < rule.WATCHERS:
         watchers = (*watchers, id)
-    if not seen.run.streams or watchers != seen.run.watchers:
-        repo.save(replace(seen.run, watchers=watchers, streams=True))
+    noted = with_records(replace(seen.run, watchers=watchers), KIND)
+    if noted != seen.run:
+        repo.save(noted)
     return replace(seen, registered=True)
 
 

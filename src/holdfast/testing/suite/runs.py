@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from ... import commands as c
 from ...commands import runs as r
+from ...commands.answers import WatchUpdate
 from ...rules.lock_outcomes import Outcome
 from ...rules.runs import record as rule
 from ...rules.runs.outcomes import (
@@ -33,7 +34,7 @@ from ...rules.runs.record import Finish, NewRun, Park, Past, RunEvent
 from ...rules.runs.repository import RunFilter
 from ...rules.slot import WRITERS, Conflict, SlotSeen, Swap, Swapped
 from ..builders import ME, SECOND, SLOT, read, swap
-from ..run_histories import SLOTS, RunHistoryGenerator, RunModel
+from ..run_histories import SLOTS, UPDATES, RunHistoryGenerator, RunModel
 from .base import ANY_NAMES, names
 from .comparison import CHUNKS, HistoryComparison
 
@@ -640,4 +641,6 @@ class RunTests(HistoryComparison):
 def final_reads(generator: RunHistoryGenerator) -> list[c.Command]:
     """The reads at the end of a history, whose outcomes are compared."""
     runs = [r.ReadRun(run=run, history=True) for run in (*generator.ids, *generator.replaced)]
-    return [r.ListRuns(limit=1000), *runs, *(c.ReadSlot(address=address) for address in SLOTS)]
+    ids = ((run, key) for run in generator.ids for key in UPDATES)
+    updates = [WatchUpdate(run=run, first=1, key=key) for run, key in ids]
+    return [r.ListRuns(limit=1000), *runs, *updates, *(c.ReadSlot(address=address) for address in SLOTS)]

@@ -25,8 +25,9 @@ from ...rules.runs.outcomes import (
     StreamSeen,
     StreamWritten,
 )
+from ...rules.runs.own_records import own_prefix
 from ...rules.runs.record import Continue, Finish, Park, Run
-from ...rules.runs.stream_records import CHUNK_BYTES, CHUNK_ITEMS, STREAM, STREAM_CHUNK, CodeItems, run_prefix
+from ...rules.runs.stream_records import CHUNK_BYTES, CHUNK_ITEMS, STREAM, STREAM_CHUNK, CodeItems
 from ..builders import SECOND
 from .generations import ENTRY, GenerationTests
 from .runs import record, start
@@ -81,7 +82,7 @@ class StreamTests(GenerationTests):
 
     def records_of(self, run: Run) -> int:
         """How many records the streams of a run have."""
-        prefix = run_prefix(run.id, run.first)
+        prefix = own_prefix(run)
         return sum(len(self.list_records(kind.name, prefix)) for kind in (STREAM, STREAM_CHUNK))
 
     def list_records(self, kind: str, prefix: str) -> Sequence[Any]:
@@ -174,7 +175,7 @@ class StreamTests(GenerationTests):
         run = self.running()
         for n in range(40):
             self.wrote(write(run, n, step=f"s{n}", serial=n, over=n % 2 == 0))
-        (head,) = [one.record for one in self.list_records(STREAM.name, run_prefix("r", 1))]
+        (head,) = [one.record for one in self.list_records(STREAM.name, own_prefix(run))]
         assert sum(one.over for one in head.writers) == 16
         assert sum(not one.over for one in head.writers) == 20
 

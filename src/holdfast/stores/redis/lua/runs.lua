@@ -73,7 +73,7 @@ if (operation == START or operation == FINISH) and not any then
     local PLAIN = { -- any other field of a run may affect its end
       status = true, fence = true, last = true, worker = true, type = true, created_at = true, request = true,
       root = true, key = true, started_at = true, attributes = true, claims = true, crashes = true, stuck = true,
-      priority = true, arrival = true, cancelling = true, code = true, streams = true,
+      priority = true, arrival = true, cancelling = true, code = true,
     }
     local found, plain, flat = {}, true, redis.pcall("HGETALL", run)
     for place = 1, #flat, 2 do
