@@ -23,6 +23,7 @@
 | limits  | 60 starts by 4 processes, 3 kills                           | 200, 12                                |
 | run_locks | 24 runs on a mutex and a semaphore, 3 kills              | 100, 15                                |
 | generations | 20 generations of 10 signals, 120 messages, 8 faults       | 1,000 of 100, 5,000, 120               |
+| streams | 9 readers of 3 runs with 4 steps of 60 items, 4 faults     | 20 of 5, 20 of 200, 40                 |
 | answers | 120 updates, 80 approvals, 4 faults                         | 1,000, 1,000, 30                       |
 
 `network` to `queue_load` run here on PostgreSQL and Valkey, and at full size on Redis as well; `stuck_row` is about
