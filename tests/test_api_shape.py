@@ -46,8 +46,8 @@ SUBPACKAGES = {
     "holdfast.workflow": [
         "Admission", "Approval", "ApprovalsPage", "BlockInfo", "ChildHandle", "Concurrency", "Context", "ContinueAsNew",
         "Engine", "LimitCancelInfo", "OpenApproval", "PurgeReport", "Rate", "ReplayReport", "Retry", "RunHandle",
-        "RunHistory", "RunInfo", "RunLease", "RunsPage", "Step", "StepInfo", "UpdateRequest", "Workflow",
-        "current_step", "step", "workflow",
+        "RunHistory", "RunInfo", "RunLease", "RunsPage", "Step", "StepInfo", "StreamItem", "StreamWriter",
+        "UpdateRequest", "Workflow", "current_step", "step", "workflow",
     ],
     "holdfast.fencing": [
         "AsyncFencedScript", "FenceCondition", "Fenced", "FencedScript", "fence_condition", "fenced_get", "fenced_put",
@@ -125,7 +125,7 @@ def test_both_clients_have_the_same_methods(kind):
 def test_sync_and_async_runs_have_the_same_methods(kind):
     assert public(kind) == [
         "cancel", "export", "fail", "fork", "get", "import_", "list", "purge", "restart", "result", "retry", "signal",
-        "start", "start_or_signal", "update",
+        "start", "start_or_signal", "stream", "update",
     ]  # fmt: skip
 
 
@@ -133,14 +133,14 @@ def test_the_engine_the_context_and_the_handle_have_these_methods():
     assert public(Engine) == [
         "active_runs", "approvals", "cancel", "close", "drain", "events", "export", "fail", "fork", "get",
         "handle", "import_", "list", "open", "purge", "recover_all",
-        "restart", "resume", "retry", "signal", "start", "start_or_signal", "sweep", "unclaimed",
+        "restart", "resume", "retry", "signal", "start", "start_or_signal", "stream", "sweep", "unclaimed",
         "update",
     ]  # fmt: skip
-    assert public(RunHandle) == ["cancel", "info", "result", "signal", "status", "update"]
+    assert public(RunHandle) == ["cancel", "info", "result", "signal", "status", "stream", "update"]
     assert public(Context) == [
         "approve", "call", "child", "continue_as_new", "deprecate_patch", "history_length",
         "locks", "mutex", "now", "patched", "random", "rwlock", "semaphore",
-        "set_attributes", "set_details", "signals", "sleep", "sleep_until", "start_child", "step",
+        "set_attributes", "set_details", "signals", "sleep", "sleep_until", "start_child", "step", "stream",
         "transaction", "updates", "uuid4", "wait_for_signal",
     ]  # fmt: skip
 

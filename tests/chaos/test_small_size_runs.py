@@ -18,6 +18,7 @@ CAMPAIGNS = (
     "deploy",
     "generations",
     "answers",
+    "streams",
 )
 
 

@@ -33,10 +33,11 @@ from .runner import NOT_THE_COPY, PACKAGE, ROOT, Mutant, Useless, caught, copy_p
 from .servers import SERVERS
 from .sql import SQL
 from .sqlite import SQLITE
+from .streams import STREAM_RULES, STREAMING
 from .table import MUTANTS as RULES
 from .workflows import WORKFLOWS
 
-CHEAP = [*RULES, *OF_THE_RULES, *LIMITS, *LOCKS_OF_RUNS, *RUN_QUEUES, *REPLACING, *OF_TYPES, *CAS_CORE]
+CHEAP = [*RULES, *OF_THE_RULES, *LIMITS, *LOCKS_OF_RUNS, *RUN_QUEUES, *REPLACING, *OF_TYPES, *CAS_CORE, *STREAM_RULES]
 """Mutants of the rules and of the compare-and-swap core. The others need a client, an engine or a server, and are run
 by `make test-mutants`."""
 MUTANTS = [
@@ -52,6 +53,7 @@ MUTANTS = [
     *WAITERS_OF_REPLACED,
     *CONTINUING,
     *FORKING,
+    *STREAMING,
     *REQUESTS,
     *PURGING,
     *OF_THE_ENGINE,

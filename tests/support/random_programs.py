@@ -101,7 +101,10 @@ def depends_on_time(op: list) -> bool:
 
 
 async def effect(value: int, pause: float) -> int:
+    stream = current_step().stream("steps")
+    stream.write([value, "begin"])
     await asyncio.sleep(pause)
+    stream.write([value, "end"])
     return value
 
 
@@ -116,7 +119,11 @@ class Interpreter:
         self.ctx, self.child = ctx, child
 
     async def step(self, value: int, pause: float) -> int:
-        return await self.ctx.step("effect", effect, value, pause)
+        self.ctx.stream("code").write(["calls", value])
+        try:
+            return await self.ctx.step("effect", effect, value, pause)
+        finally:
+            self.ctx.stream("code").write(["called", value])
 
     async def signal(self, name: str) -> object:
         return await self.ctx.wait_for_signal(name, timeout=0.02)

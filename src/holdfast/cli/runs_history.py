@@ -64,6 +64,8 @@ def history_of(claim: Claim) -> list[dict[str, Any]]:  # noqa: C901, PLR0912, PL
                 value = [lock.key for lock in entry.locks] or None
             case j.Patched():
                 kind, name = "patch", entry.name
+            case j.Streamed():
+                kind, name, value = "streamed", entry.name, {"items": entry.count}
             case j.Forked():
                 kind, name, value = "forked", entry.origin, {"step": entry.step or None, "entries": entry.kept}
         found.append({"at": time_of(entry.at), "kind": kind, "name": name, "value": value})

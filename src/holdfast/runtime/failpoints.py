@@ -28,6 +28,8 @@ from ..commands.runs import (
     UnblockRun,
     UnregisterWorker,
     WatchRun,
+    WatchStream,
+    WriteStream,
 )
 from ..rules.runs.record import Continue, Ending, Finish, Park
 
@@ -36,7 +38,7 @@ When = Literal["before", "after"]
 KINDS = (
     "start", "fork", "import", "claim", "record", "record children", "take", "give", "park", "continue", "finish",
     "signal", "update", "approve", "cancel", "revive", "block", "unblock", "fail", "purge", "watch", "enlist",
-    "dismiss", "publish", "state", "transaction",
+    "dismiss", "publish", "state", "transaction", "stream", "follow",
 )  # fmt: skip
 NAMES = tuple(f"{when} {kind}" for kind in KINDS for when in ("before", "after"))
 
@@ -59,6 +61,8 @@ _PLAIN: dict[type[Command], str] = {
     PublishLimits: "publish",
     PurgeRuns: "purge",
     PurgeTree: "purge",
+    WriteStream: "stream",
+    WatchStream: "follow",
 }
 _BY_ENDING: dict[type[Ending], str] = {Park: "park", Continue: "continue", Finish: "finish"}
 

@@ -15,7 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from ..commands import Abandon, Acquire, Command, ListDueRecords, ListLocks, ListRecords, LockCommand
-from ..commands.runs import CountRuns, ListOwnedRuns, ListRuns, ListWorkers, ReadRun
+from ..commands.runs import CountRuns, ListOwnedRuns, ListRuns, ListWorkers, ReadRun, ReadStream
 from ..errors import (
     ClientClosed,
     KindMismatch,
@@ -66,7 +66,9 @@ MIN_POLL = 0.02
 POLL_SHARE = 0.25
 """The pause between two polls, as a share of the time for which the youngest holder has held the lock."""
 
-LONG_READS = (ListLocks, ListRecords, ListDueRecords, ListRuns, CountRuns, ListWorkers, ListOwnedRuns, ReadRun)
+LONG_READS = (
+    ListLocks, ListRecords, ListDueRecords, ListRuns, CountRuns, ListWorkers, ListOwnedRuns, ReadRun, ReadStream,
+)  # fmt: skip
 """Reads that may return many rows: no acquire of the same client waits for them.
 
 `ReadNextDue` is not one of them: it reads one row for each type and worker, and a worker sends it before every claim.

@@ -7,6 +7,7 @@ prediction. `footprint` is called again with the answers that were read before, 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -30,7 +31,7 @@ from ..rules.runs.approvals import open_key
 from ..rules.runs.limits import LimitKey, WorkflowLimits, group_of
 from ..rules.runs.lock_requests import run_of_attempt
 from ..rules.runs.own_records import own_key, own_prefix
-from ..rules.runs.purging import RUNS_AT_ONCE
+from ..rules.runs.purging import RUNS_AT_ONCE, at_once, record_prefixes
 from ..rules.runs.record import Continue, Finish, NewRun, Run, RunEvent
 from ..rules.runs.requests import (
     ANSWERED_PAGE,
@@ -45,6 +46,7 @@ from ..rules.runs.signal_keys import SIGNAL_KEY, SIGNAL_KEY_PAGE, page_key, reco
 from ..rules.runs.transitions import ORPHANS_AT_ONCE
 from ..rules.runs.tree import TREE_MEMBER, tree_key, tree_prefix
 from ..rules.runs.updates import page_key as page_key_of_answers
+from . import stream_footprint as of_streams
 from .batch_view import FEW, rounded
 from .questions import (
     Claimable,
@@ -105,6 +107,8 @@ def footprint(command: Command, known: Snapshot | None) -> Questions:
         yield from _record(command, known)
     elif isinstance(command, r.ClaimRuns):
         yield from _claim(command, known)
+    elif isinstance(command, r.WriteStream | r.ReadStream | r.WatchStream):
+        yield from of_streams.footprint(command, partial(_look, known))
     elif isinstance(command, REQUESTS):
         yield from _request(command, known)
     elif isinstance(command, r.RunCommand):
@@ -204,6 +208,7 @@ def _tree(root: str, after: str, limit: int, known: Snapshot | None, *, slots: b
     yield names
     if slots:
         yield SlotsOf(root)
+        yield from _belongings(root, known)
     for key in _look(known, names) or ():  # type: ignore[attr-defined]
         yield RecordAt(TREE_MEMBER.name, key)
         text = _look(known, RecordAt(TREE_MEMBER.name, key))
@@ -212,6 +217,17 @@ def _tree(root: str, after: str, limit: int, known: Snapshot | None, *, slots: b
             yield RunById(member)
             if slots:
                 yield SlotsOf(member)
+                yield from _belongings(member, known)
+
+
+def _belongings(id: str, known: Snapshot | None) -> Questions:
+    """The records that are removed with a run."""
+    run = _look(known, RunById(id))
+    for kind, prefix in record_prefixes(run) if isinstance(run, Run) else ():
+        names = RecordsAfter(at_once(kind), kind.name, prefix, "")
+        yield names
+        for key in _look(known, names) or ():  # type: ignore[attr-defined]
+            yield RecordAt(kind.name, key)
 
 
 def _start(new: NewRun, worker: str, known: Snapshot | None) -> Questions:
@@ -276,6 +292,8 @@ def _record(command: r.RecordRun, known: Snapshot | None) -> Questions:
         yield from _lock(ask.key, known)
     run = _look(known, RunById(command.run))
     if isinstance(run, Run):
+        for items in command.streams:
+            yield from of_streams.added(run, items, partial(_look, known))
         if run.posted > command.seen:
             yield RunEvents(command.run, command.seen)
         yield from _requests(run, command.requests, known)

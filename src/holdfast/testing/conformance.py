@@ -23,6 +23,7 @@ from .suite.records import RecordTests
 from .suite.requests import RequestTests
 from .suite.resends import ResendTests
 from .suite.slots import SlotTests
+from .suite.streams import StreamTests
 
 
 class StoreConformance(
@@ -31,6 +32,7 @@ class StoreConformance(
     SlotTests,
     RecordTests,
     PurgeTests,
+    StreamTests,
     RequestTests,
     PagingTests,
     HistoryTests,

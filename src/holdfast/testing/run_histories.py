@@ -31,6 +31,7 @@ from ..rules.runs.outcomes import (
 from ..rules.runs.record import Continue, Ending, Finish, NewRun, OnExisting, Park, Past, Run, RunEvent, Scalar
 from ..rules.runs.repository import RunFilter
 from ..rules.runs.requests import NO_REQUESTS, NewApproval, Reply, RunRequests
+from ..rules.runs.stream_records import CodeItems
 from ..rules.slot import EMPTY_SLOT, Address, Conflict, Slot, SlotSeen, Swap
 from ..stores.common import decided_alone
 from ..stores.memory.runs import MemoryRunRepository
@@ -243,7 +244,49 @@ class RunHistoryGenerator:
             children=tuple(self._new(parent=run.id) for _ in range(pick.choice([0, 0, 0, 0, 1, 2]))),
             attributes=pick.choice([None, None, None, self._attributes()]),
             swap=pick.choice([None, None, self._swap()]),
+            streams=pick.choice([(), (), (), self._code_items()]),
             requests=pick.choice([NO_REQUESTS] * 7 + [self._requests_of_a_record()]),
+        )
+
+    def _code_items(self) -> tuple[CodeItems, ...]:
+        pick = self.random
+        return tuple(
+            CodeItems(name=name, index=pick.choice([0, 3]), values=self._values(), max_bytes=pick.choice([300, 10**6]))
+            for name in pick.choice([("s",), ("s", "é")])
+        )
+
+    def _values(self) -> tuple[str, ...]:
+        return tuple(self.random.choice(['"é"', "1", "null"]) for _ in range(self.random.choice([1, 2, 40, 130])))
+
+    def _stream(self) -> c.Command:
+        """An attempt of a step that writes, or a reader."""
+        pick = self.random
+        run = self.known.get(self._any_id()) or Run(id="nobody", type="order", created_at=0)
+        name, after, first = (
+            pick.choice(["s", "é"]),
+            pick.choice([None, -1, 0, 3, 63, 200]),
+            pick.choice([run.first, 2]),
+        )
+        chunk = pick.choice([-1, 0, 5, 64])
+        if (what := pick.random()) < 0.2:
+            return r.ReadStream(
+                run=run.id, name=name, after=after, limit=pick.choice([1, 99]), first=first, chunk=chunk
+            )
+        if what < 0.4:
+            reader = f"{pick.choice('xyz')}.{pick.randrange(3)}"
+            return r.WatchStream(run=run.id, name=name, id=reader, after=after, first=first, chunk=chunk)
+        return r.WriteStream(
+            run=run.id,
+            fence=run.fence + pick.choice([0] * 12 + [1]),
+            first=first,
+            name=name,
+            step=pick.choice(["a", "b"]),
+            attempt=1,
+            serial=pick.choice([1, 1, 2, 3]),
+            number=pick.choice([0, 0, 0, 1, 2, 40]),
+            values=pick.choice([(), self._values(), self._values()]),
+            over=pick.random() < 0.2,
+            max_bytes=pick.choice([300, 10**6]),
         )
 
     def _requests_of_a_record(self) -> RunRequests:
@@ -470,6 +513,7 @@ class RunHistoryGenerator:
             (2, r.ListWorkers),
             (2, lambda: self._lock_run(run)),
             (9, self._purge),
+            (14, self._stream),
             *self._more(),
         ]
         (command,) = pick.choices([maker for _, maker in makers], weights=[weight for weight, _ in makers])

@@ -12,6 +12,8 @@ from .purging import PurgeReport
 from .queries import BlockInfo, LimitCancelInfo, RunInfo, RunsPage
 from .replay_locks import RunLease
 from .requests import ApprovalsPage, OpenApproval
+from .stream_writers import StreamWriter
+from .streams import StreamItem
 
 __all__ = [
     "Admission",
@@ -36,6 +38,8 @@ __all__ = [
     "RunsPage",
     "Step",
     "StepInfo",
+    "StreamItem",
+    "StreamWriter",
     "UpdateRequest",
     "Workflow",
     "current_step",

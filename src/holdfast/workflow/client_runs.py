@@ -6,7 +6,7 @@ A workflow is given by its definition or by its name; the process needs no engin
 from __future__ import annotations
 
 import builtins
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Generator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from os import PathLike
@@ -29,6 +29,7 @@ from .importing import import_history
 from .purging import Purge, PurgeReport, checked_request
 from .queries import RunInfo, RunQueries, RunsPage, checked_timeout, wanted_runs
 from .requests import RequestQueries
+from .streams import StreamItem, StreamReader, read, read_async
 
 I = TypeVar("I")  # noqa: E741
 O = TypeVar("O")  # noqa: E741
@@ -76,6 +77,26 @@ class AsyncRunQueries:
             status=status, workflow=workflow, since=since, until=until, attributes=attributes, prefix=prefix
         )
         return await self._run(self._ready().list(wanted, after=after, limit=limit))
+
+    @overload
+    def stream(
+        self, run_id: str, name: str, *, after: int | None = None, type: type[T]
+    ) -> AsyncGenerator[StreamItem[T], None]: ...
+    @overload
+    def stream(
+        self, run_id: str, name: str, *, after: int | None = None, type: Any = None
+    ) -> AsyncGenerator[StreamItem[Any], None]: ...
+    def stream(
+        self, run_id: str, name: str, *, after: int | None = None, type: Any = None
+    ) -> AsyncGenerator[StreamItem[Any], None]:
+        """The items of a stream of a run, as they come, until the run has ended, for `async for`.
+
+        Without `after` it begins with the first item that is kept; with the offset of an item, behind that item. Raises
+        `StreamTruncated` if items behind it are not kept any more. `type` is what each item is read as.
+        """
+        queries = self._ready()
+        reader = StreamReader(queries, run_id, name, after=after, type=type)
+        return read_async(reader, queries.client.runtime.batchers)
 
     async def signal(self, run_id: str, name: str, payload: Any = None, *, idempotency_key: str | None = None) -> None:
         """Send a signal to a run that has not ended. It is kept until the run reads it; one key counts once."""
@@ -351,6 +372,25 @@ class Runs(_BaseRuns):
             status=status, workflow=workflow, since=since, until=until, attributes=attributes, prefix=prefix
         )
         return run(self._queries.list(wanted, after=after, limit=limit), self._client.runtime.batchers)
+
+    @overload
+    def stream(
+        self, run_id: str, name: str, *, after: int | None = None, type: type[T]
+    ) -> Generator[StreamItem[T], None, None]: ...
+    @overload
+    def stream(
+        self, run_id: str, name: str, *, after: int | None = None, type: Any = None
+    ) -> Generator[StreamItem[Any], None, None]: ...
+    def stream(
+        self, run_id: str, name: str, *, after: int | None = None, type: Any = None
+    ) -> Generator[StreamItem[Any], None, None]:
+        """The items of a stream of a run, as they come, until the run has ended, for a `for` loop.
+
+        Without `after` it begins with the first item that is kept; with the offset of an item, behind that item. Raises
+        `StreamTruncated` if items behind it are not kept any more. `type` is what each item is read as.
+        """
+        reader = StreamReader(self._queries, run_id, name, after=after, type=type)
+        return read(reader, self._client.runtime.batchers)
 
     def signal(self, run_id: str, name: str, payload: Any = None, *, idempotency_key: str | None = None) -> None:
         """Send a signal to a run that has not ended."""

@@ -28,9 +28,11 @@ from .continuing import ContinueAsNew
 from .definition import ONCE, Retry, Step, Workflow, checked_name, checked_retry, current_context, step_of
 from .limits import places_of
 from .start import checked_attributes, checked_run_id
+from .stream_writers import StreamWriter
 
 if TYPE_CHECKING:
     from .replay import Replay
+    from .step_streams import AttemptStreams
 
 I = TypeVar("I")  # noqa: E741
 O = TypeVar("O")  # noqa: E741
@@ -39,7 +41,7 @@ R = TypeVar("R")
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-class StepInfo(msgspec.Struct, frozen=True):
+class StepInfo(msgspec.Struct, frozen=True, repr_omit_defaults=True):
     """The step that is executed: its run, id and attempt. Its key is the same in every attempt of this step.
 
     From the second generation of the run on, the key contains the generation: `order-7~2:charge`.
@@ -49,6 +51,20 @@ class StepInfo(msgspec.Struct, frozen=True):
     step_id: str
     attempt: int
     generation: int = 1
+    _streams: AttemptStreams | None = None
+
+    def stream(self, name: str, *, type: Any = None) -> StreamWriter:
+        """A stream of the run, to which this step writes items for readers: `stream("tokens").write("Hello")`.
+
+        The items are stored before the result of this attempt. `type` is what they are written as, where they are not
+        plain JSON. After the end of this attempt, `write` raises `StreamWriteRefused`.
+        """
+        if self._streams is None:
+            raise InvalidOption(
+                f"the step {self.step_id!r} is a transaction, which cannot write to a stream: another connection would "
+                "have to write beside it. Write before or after it, in the workflow or in a step."
+            )
+        return self._streams.stream(checked_key(name, what="stream name"), type)
 
     @property
     def idempotency_key(self) -> str:
@@ -341,6 +357,15 @@ class Context(ContextLocks, ContextRequests):
             raise InvalidOption(f"sleep_until needs a time with a time zone, such as datetime.now(UTC), not {when!r}")
         self._code.check()
         await asyncio.sleep(max(0.0, (when - self.now()).total_seconds()))
+
+    def stream(self, name: str, *, type: Any = None) -> StreamWriter:
+        """A stream of this run, for readers that follow it: `ctx.stream("progress").write("packed")`.
+
+        An item is stored with the entries of the history that it follows from, and a replay adds none. `type` is what
+        items are written as, where they are not plain JSON. A step writes with `current_step().stream(name)`.
+        """
+        self._code.check()
+        return self._code.streams.stream(name, type)
 
     # -- others -----------------------------------------------------------------------------------------
 

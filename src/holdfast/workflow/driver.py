@@ -185,6 +185,7 @@ class Driver:
             self._busy
             or self._block is not None
             or self._steps.running
+            or self._steps.streaming
             or self._recorder.under_way
             or self._wants_record()
             or self._effects
@@ -252,7 +253,7 @@ class Driver:
             return
         self.left = why
         self._recorder.leave()
-        self._steps.stop()
+        self._steps.leave()
         self._effects.clear()
         self._children.leave()
         self._backlog.clear()
@@ -616,14 +617,14 @@ class Driver:
 
     @property
     def _ends(self) -> bool:
-        """Whether the run can be parked or ended now: all cancels of children were answered.
+        """Whether the run can be parked or ended now: all cancels of children were answered, all streams are stored.
 
         A run that continues has no running step either: a step of the next generation must not run beside it. And it is
         known which of its children were started: a refused id is that of another run, which it must never cancel.
         """
         if isinstance(self.end, Continue) and (self._steps.busy or self._code.unstarted):
             return False
-        return self.end is not None and not self._children.busy
+        return self.end is not None and not self._children.busy and not self._steps.streaming
 
     def _flush(self) -> None:
         """Record what was delivered, and begin the effects whose barrier is reached."""

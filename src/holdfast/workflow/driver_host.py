@@ -40,6 +40,8 @@ class DriverHost(Protocol):
     """The worker, as its drivers see it. Everything happens on its event loop."""
 
     max_bytes: int
+    max_stream_bytes: int
+    """How many bytes of a stream are kept."""
     engine: str
     """The id of the engine: it stays the same when the worker registers again."""
     code: str

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, overload
 
@@ -39,6 +39,7 @@ from .limits import Admission, admission_of
 from .queries import Incarnation, RunInfo, RunQueries, checked_timeout, result_of
 from .requests import AsyncApprovals, RequestQueries
 from .retention import Retention, limits_of
+from .streams import StreamItem, StreamReader, read_async
 from .worker import Worker
 
 I = TypeVar("I")  # noqa: E741
@@ -46,6 +47,7 @@ O = TypeVar("O")  # noqa: E741
 T = TypeVar("T")
 
 GRACE_SECONDS = 10.0
+MAX_STREAM_BYTES = 16 * 1_048_576
 SWEEP = 100
 
 
@@ -99,6 +101,11 @@ class RunHandle(Generic[O]):
         """Send the run a signal."""
         await self._run(self._queries.signal(self.id, name, payload, idempotency_key))
 
+    def stream(self, name: str, *, after: int | None = None, type: Any = None) -> AsyncGenerator[StreamItem[Any], None]:
+        """The items of a stream of the run, as they come, until it has ended; see `Engine.stream`."""
+        reader = StreamReader(self._queries, self.id, name, after=after, type=type)
+        return read_async(reader, self._queries.client.runtime.batchers)
+
     async def update(
         self,
         name: str,
@@ -147,6 +154,7 @@ class Engine(AsyncRunQueries, AsyncOnly):
     drives, and shown with them.
     `retain`, such as "30 days", is how long ended runs of these workflows are kept, unless a workflow has its own
     `retain`; without it they are kept forever. The engine removes older runs in the background.
+    Of each stream of a run the latest `max_stream_bytes` are kept.
     """
 
     _worker_type: type[Worker] = Worker
@@ -164,6 +172,7 @@ class Engine(AsyncRunQueries, AsyncOnly):
         store_options: Mapping[str, object] | None = None,
         park_after: Duration = 10,
         max_bytes: int | None = None,
+        max_stream_bytes: int = MAX_STREAM_BYTES,
         grace: Duration = GRACE_SECONDS,
         version: str | None = None,
         retain: Duration | None = None,
@@ -182,6 +191,7 @@ class Engine(AsyncRunQueries, AsyncOnly):
         self._recover = recover
         self._park_after = seconds(park_after, what="park_after")
         self._max_bytes = None if max_bytes is None else checked_count(max_bytes, what="max_bytes")
+        self._max_stream_bytes = checked_count(max_stream_bytes, what="max_stream_bytes")
         self._grace = seconds(grace, what="grace")
         self._version = "" if version is None else checked_key(str(version), what="version")
         self._retain = checked_retention(retain)
@@ -273,6 +283,7 @@ class Engine(AsyncRunQueries, AsyncOnly):
             max_active=self._max_active,
             park_after=self._park_after,
             max_bytes=self._max_bytes or client.max_bytes,
+            max_stream_bytes=self._max_stream_bytes,
             recover=self._recover,
             engine=secrets.token_hex(8),
             code=self._version,

@@ -210,6 +210,13 @@ class Patched(Entry, frozen=True, tag="patch", kw_only=True):
     name: str
 
 
+class Streamed(Entry, frozen=True, tag="streamed", kw_only=True):
+    """This attempt of the workflow has written so many items to a stream. It delivers nothing."""
+
+    name: str
+    count: int
+
+
 class Forked(Entry, frozen=True, tag="forked", kw_only=True):
     """This run is a fork: the next `kept` entries are those of another run, up to the step `step`. It delivers nothing.
 
@@ -255,6 +262,7 @@ AnyEntry = (
     | Continued
     | Patched
     | Forked
+    | Streamed
 )
 
 _FIRST = '{"kind":"continued",', '{"kind":"forked",'

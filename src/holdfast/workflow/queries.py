@@ -147,7 +147,7 @@ class RunQueries(RunStarter):
         outcome, _ = yield from send(ReadRun(run=checked_key(run_id, what="run id"), history=history))
         assert isinstance(outcome, RunSeen)  # noqa: S101
         if outcome.claim is None:
-            raise _unknown(run_id)
+            raise unknown_run(run_id)
         return outcome.claim, outcome
 
     def get(self, run_id: str) -> Flow[RunInfo]:
@@ -171,7 +171,7 @@ class RunQueries(RunStarter):
         outcome, _ = yield from send(PostEvent(run=checked_key(run_id, what="run id"), event=event))
         if isinstance(outcome, RunRefused):
             if outcome.run is None:
-                raise _unknown(run_id)
+                raise unknown_run(run_id)
             raise RunEnded(
                 f"the run {run_id!r} has ended ({outcome.run.status}), so it cannot receive anything. Nothing was "
                 f"changed.{_successor(outcome.run)}",
@@ -221,13 +221,13 @@ class RunQueries(RunStarter):
                 outcome, _ = yield from send(WatchRun(run=name, id=attempt))
                 assert isinstance(outcome, RunSeen)  # noqa: S101
                 if outcome.claim is None:
-                    raise _unknown(name)
+                    raise unknown_run(name)
                 run = outcome.claim.run
                 if awaited.first is None:
                     awaited.first = run.first
                 if run.first > awaited.first:  # the id has another run now, which knows where the ended one is kept
                     if not run.replaces:  # that was purged
-                        raise _unknown(run_id)
+                        raise unknown_run(run_id)
                     name = run.replaces
                     continue
                 if not run.living:
@@ -295,7 +295,7 @@ class RunQueries(RunStarter):
             raise exceeded(run.workflow, outcome.verdict)
         if isinstance(outcome, RunRefused):
             if outcome.run is None:  # it was purged meanwhile
-                raise _unknown(run_id)
+                raise unknown_run(run_id)
             holder = outcome.holder or seen.holder
             raise RunLocked(
                 f"the run {run_id!r} is driven by {holder or 'another worker'}. Nothing was changed. Cancel the run "
@@ -334,7 +334,7 @@ class RunQueries(RunStarter):
         )
         if isinstance(outcome, RunRefused):
             if outcome.run is None:
-                raise _unknown(run_id)
+                raise unknown_run(run_id)
             holder = outcome.holder or seen.holder
             raise RunLocked(
                 f"the run {run_id!r} is driven by {holder or 'another worker'}. Nothing was changed. Cancel it: "
@@ -572,7 +572,8 @@ def result_of(run: Run, output: Any) -> Any:
     )
 
 
-def _unknown(run_id: str) -> UnknownRun:
+def unknown_run(run_id: str) -> UnknownRun:
+    """The error for an id that no run has."""
     return UnknownRun(f"there is no run with the id {run_id!r} in this namespace", run_id=run_id)
 
 

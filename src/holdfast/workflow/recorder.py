@@ -85,16 +85,26 @@ class Recorder:
             return True
         if code.attributes is not None or code.details is not None or code.requests.has_content:
             return True
+        if code.streams.has_unsent:
+            return True
         return self.last_immediate > self._polled or self._polls > self._polls_sent
 
     def append(self, entry: j.AnyEntry, *, keep: bool = False) -> str:
         """Put an entry into the next record; returns its text. With `keep`, `discard` does not remove it."""
+        if isinstance(entry, j.BegunAgain | j.Left):  # no note comes between them and the end of the attempt
+            self._note_streams()
         text = j.encode_entry(entry)
         self._unsent.append(text)
         self._delivered += 1
         if keep:
             self._kept = text
         return text
+
+    def _note_streams(self) -> None:
+        """Note how many items the code has written to its streams."""
+        for note in self._code.streams.notes(self._host.now()):
+            self._unsent.append(j.encode_entry(note))
+            self._delivered += 1
 
     def poll(self) -> None:
         """Read new events with the next record, which may be empty."""
@@ -106,6 +116,7 @@ class Recorder:
         under_way = 0 if self._under_way is None else len(self._under_way.entries)
         self._delivered = self._durable + under_way + len(self._unsent)
         self._floor = 0
+        self._code.streams.discard()
 
     def leave(self) -> None:
         """Send nothing more, and ignore late answers."""
@@ -154,6 +165,7 @@ class Recorder:
             self._unsent.insert(0, j.encode_entry(code.preface))
             self._delivered += 1
             code.preface = None
+        self._note_streams()
         entries, self._unsent = tuple(self._unsent), []
         children, code.unstarted = tuple(code.unstarted), []
         attributes, code.attributes = code.attributes, None
@@ -177,6 +189,7 @@ class Recorder:
             details=details,
             lock_requests=lock_requests,
             stuck=stuck,
+            streams=code.streams.take(self._host.max_stream_bytes),
             requests=code.requests.take(),
         )
         self._host.send(self._under_way, self._answered)

@@ -17,6 +17,7 @@ from ..rules.runs.record import End, EventKind, NewRun, Run, RunEvent, Scalar, g
 from ..runtime.codec import decode_value, output_of
 from . import journal as j
 from .attempts import is_marked, marked
+from .code_streams import CodeStreams
 from .context import Context, Received, SlotWork, StepCall, untaken_signals
 from .continuing import ContinueAsNew
 from .definition import Workflow, current_context
@@ -60,6 +61,7 @@ NOTES = (
     j.Forked,
     j.Replied,
     j.ApprovalAsked,
+    j.Streamed,
 )
 """Entries that change nothing when they are delivered."""
 
@@ -93,7 +95,7 @@ class Effects(Protocol):
 class Replay:
     """The code of one run, and everything that the code waits for."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0915  (each part of the code's state)
         self, run: Run, workflow: Workflow[Any, Any], effects: Effects, *, max_bytes: int, transactional: bool
     ) -> None:
         self.run, self.workflow, self.max_bytes, self.transactional = run, workflow, max_bytes, transactional
@@ -145,6 +147,7 @@ class Replay:
         self._stopped: set[str] = set()  # children that were cancelled
         self.replay_locks = ReplayLocks(self)
         self.patches = Patches(self, (), fresh=False)
+        self.streams = CodeStreams(self, ())
         self.requests = ReplayRequests(self, ())
 
     # -- called by the driver ---------------------------------------------------------------------------
@@ -161,6 +164,7 @@ class Replay:
         self.loop.now = self._beginning(entries)
         self.replay_locks = ReplayLocks(self)
         self.patches = Patches(self, entries[start:], fresh=begins_here(self.run, texts))
+        self.streams = CodeStreams(self, entries[start:])
         self.requests = ReplayRequests(self, entries[start:])
         self.inbox, self.ends = {}, {}
         begun = [index for index, entry in enumerate(entries) if isinstance(entry, j.AttemptBegun)]

@@ -63,11 +63,12 @@ class Worker(WorkerHost):
         max_active: int,
         park_after: float,
         max_bytes: int,
+        max_stream_bytes: int,
         recover: bool,
         engine: str,
         code: str,
     ) -> None:
-        super().__init__(client, max_bytes=max_bytes, engine=engine, code=code)
+        super().__init__(client, max_bytes=max_bytes, max_stream_bytes=max_stream_bytes, engine=engine, code=code)
         self.id = ""
         self.drivers: dict[str, Driver] = {}
         self._workflows, self._name = workflows, name

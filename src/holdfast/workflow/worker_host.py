@@ -51,8 +51,8 @@ T = TypeVar("T")
 class WorkerHost:
     """The part of `DriverHost` that does not depend on the runs of a worker."""
 
-    def __init__(self, client: BaseClient, *, max_bytes: int, engine: str, code: str) -> None:
-        self.max_bytes, self.engine, self.code = max_bytes, engine, code
+    def __init__(self, client: BaseClient, *, max_bytes: int, max_stream_bytes: int, engine: str, code: str) -> None:
+        self.max_bytes, self.max_stream_bytes, self.engine, self.code = max_bytes, max_stream_bytes, engine, code
         self.transactional = isinstance(client.runtime.store, SharesTransactions)
         self.turns = SlotTurns()
         self._client = client

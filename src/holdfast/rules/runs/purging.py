@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from ...errors import RecordUnreadable
 from ..lock_outcomes import Outcome
 from ..record_type import RecordType
-from . import approvals, updates
+from . import approvals, streams, updates
 from .helpers import known
 from .outcomes import Purged, PurgeStep, TreeSeen
 from .own_records import own_prefix
@@ -25,18 +25,24 @@ from .record import Run
 from .repository import RunRepository
 from .requests import ANSWERED_PAGE, ANSWERED_PAGES, APPROVAL, APPROVAL_NAME, UPDATE
 from .signal_keys import SIGNAL_KEY, SIGNAL_KEY_PAGE, key_prefix
+from .stream_records import STREAM, STREAM_CHUNK
 from .tree import TREE_MEMBER, tree_prefix
 
 RUNS_AT_ONCE = 100
 """How many runs one step removes, at most."""
 WORK_AT_ONCE = 10_000
 """How many entries, events and records of runs one step removes, at most; an inbox is removed as a whole."""
+WORK_OF = {"stream-chunk": 8}
+"""What a record of some types counts there, if not 1, because it is large."""
 PART = "part"
 """The id of the purge of a run below a first one, of which a part was removed."""
 
+Named = tuple[RecordType[Any], str]
+"""A record that is about a run: its type and its key."""
 OWN_TYPES: dict[str, tuple[RecordType[Any], ...]] = {
     updates.KIND: (UPDATE, ANSWERED_PAGE, ANSWERED_PAGES),
     approvals.KIND: (APPROVAL, APPROVAL_NAME),
+    streams.KIND: (STREAM_CHUNK, STREAM),
 }
 """The types of the records that belong to one run, by the kinds that it notes."""
 
@@ -51,9 +57,9 @@ class Tree(NamedTuple):
     work: int = 0
 
 
-def record_prefixes(run: Run) -> tuple[tuple[RecordType[Any], str], ...]:
+def record_prefixes(run: Run) -> tuple[Named, ...]:
     """The types of records that are about one run and are removed with it, each with the prefix of their keys."""
-    found: tuple[tuple[RecordType[Any], str], ...] = ()
+    found: tuple[Named, ...] = ()
     if run.remembered is not None:
         found += ((SIGNAL_KEY, key_prefix(run.id)), (SIGNAL_KEY_PAGE, key_prefix(run.id)))
     for kind in run.record_kinds:
@@ -135,10 +141,10 @@ def _tree(repo: RunRepository, name: str, before: int) -> Tree:
         if (verdict := _kept(root, before)) is not None:
             return Tree(verdict)
         keys = repo.record_keys(TREE_MEMBER, tree_prefix(name), "", RUNS_AT_ONCE)
-        if len(keys) >= RUNS_AT_ONCE or len(_records(repo, root, WORK_AT_ONCE)) >= WORK_AT_ONCE:
+        if len(keys) >= RUNS_AT_ONCE or _work_of(_records(repo, root)) >= WORK_AT_ONCE:
             return Tree("large")
         found = (root, *(run for run in _members(repo, name, keys) if run is not None))
-        work = sum(run.length + run.posted + len(_records(repo, run, WORK_AT_ONCE)) for run in found)
+        work = sum(run.length + run.posted + _work_of(_records(repo, run)) for run in found)
     except RecordUnreadable:  # a damaged tree stays, and does not keep others
         return Tree("unreadable")
     if (verdict := _worst(found, before)) is not None:
@@ -166,14 +172,25 @@ def _members(repo: RunRepository, root: str, keys: Sequence[str]) -> Iterator[Ru
         yield run if run is not None and run.root == root and not cuts_the_tree(run) else None
 
 
-def _records(repo: RunRepository, run: Run, limit: int) -> list[tuple[RecordType[Any], str]]:
-    """The first records that are about one run."""
-    found: list[tuple[RecordType[Any], str]] = []
+def _records(repo: RunRepository, run: Run) -> list[Named]:
+    """The first records that are about one run, as many as one step may remove."""
+    found: list[Named] = []
+    work = 0
     for kind, prefix in record_prefixes(run):
-        if len(found) >= limit:
-            break
-        found += [(kind, key) for key in repo.record_keys(kind, prefix, "", limit - len(found))]
+        if work < WORK_AT_ONCE:
+            some = repo.record_keys(kind, prefix, "", at_once(kind))
+            found += [(kind, key) for key in some]
+            work += _work_of(found[-len(some) :] if some else ())
     return found
+
+
+def at_once(kind: RecordType[Any]) -> int:
+    """How many records of a type one step removes, at most."""
+    return WORK_AT_ONCE // WORK_OF.get(kind.name, 1)
+
+
+def _work_of(records: Sequence[Named]) -> int:
+    return sum(WORK_OF.get(kind.name, 1) for kind, _ in records)
 
 
 def _remove_tree(repo: RunRepository, runs: Sequence[Run]) -> None:
@@ -185,7 +202,7 @@ def _remove_tree(repo: RunRepository, runs: Sequence[Run]) -> None:
 
 
 def _remove_run(repo: RunRepository, run: Run) -> None:
-    for kind, key in _records(repo, run, WORK_AT_ONCE):
+    for kind, key in _records(repo, run):
         repo.put_record(kind, key, None)
     repo.clear_run(run, stub_of(run))
 
@@ -266,8 +283,8 @@ def remove(repo: RunRepository, *, root: str) -> Outcome:
 
 def _trimmed(repo: RunRepository, run: Run) -> bool:
     """Whether a run is small enough to be removed now; if not, a part of what belongs to it was removed."""
-    records = _records(repo, run, WORK_AT_ONCE)
-    if len(records) >= WORK_AT_ONCE:
+    records = _records(repo, run)
+    if _work_of(records) >= WORK_AT_ONCE:
         for kind, key in records:
             repo.put_record(kind, key, None)
         return False

@@ -46,6 +46,8 @@ from .record import Block, Continue, Ending, Finish, NewRun, Past, Run, RunEvent
 from .repository import RunRepository
 from .requests import NO_REQUESTS, RunRequests
 from .signal_keys import is_remembered
+from .stream_records import CodeItems
+from .streams import write_from_code
 
 ORPHANS_AT_ONCE = 1_000
 """How many runs of crashed workers one claim releases, at most."""
@@ -209,6 +211,7 @@ def record(
     swap: Swap | None = None,
     lock_requests: Sequence[LockRequest] = (),
     stuck: tuple[str, ...] | None = None,
+    streams: Sequence[CodeItems] = (),
     requests: RunRequests = NO_REQUESTS,
 ) -> Outcome:
     """Add to the journal of a run that the caller drives, start its children, request locks, and park or end it.
@@ -248,6 +251,8 @@ def record(
             taken += (new.id,)
         elif isinstance(started, Limited) or (isinstance(started, Started) and started.run.id != new.id):
             limited[new.id] = started.verdict
+    for items in streams:
+        woken += write_from_code(repo, now, before, items)
     answers, locks, offered = ask(repo, now, before, lock_requests)
     woken += offered + notify_offered(repo, now, offered)
     goes_on = taken or limited or any(one.what not in ("queued", "given") for one in answers)

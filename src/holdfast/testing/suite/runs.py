@@ -41,7 +41,7 @@ from .comparison import CHUNKS, HistoryComparison
 EVERY_ANSWER = {
     "Started", "RunTaken", "Claimed", "WorkerGone", "Recorded", "RunRefused", "Posted", "RunSeen", "RunPage",
     "RunCounts", "OwnedRuns", "Blocked", "NextDue", "WorkerRegistered", "WorkerList", "Conflict", "Swapped", "SlotSeen",
-    "Purged", "TreeSeen", "PurgeStep", "EndedRuns",
+    "Purged", "TreeSeen", "PurgeStep", "EndedRuns", "StreamWritten", "StreamRefused", "StreamSeen",
 }  # fmt: skip
 TYPES = (("order", "order"),)
 
@@ -65,6 +65,7 @@ def signal(run: str = "r", name: str = "paid", key: str = "") -> r.PostEvent:
 
 NEED_WORKFLOWS = (
     "RunTests", "LimitTests", "ReplacingTests", "RunLockTests", "RunQueueTests", "GenerationTests", "PurgeTests",
+    "StreamTests",
 )  # fmt: skip
 """Classes whose tests are skipped on a store that cannot run workflows."""
 
