@@ -44,9 +44,10 @@ SUBPACKAGES = {
         "initial_lock_record",
     ],
     "holdfast.workflow": [
-        "Admission", "BlockInfo", "ChildHandle", "Concurrency", "Context", "ContinueAsNew", "Engine", "LimitCancelInfo",
-        "PurgeReport", "Rate", "ReplayReport", "Retry", "RunHandle", "RunHistory", "RunInfo", "RunLease", "RunsPage",
-        "Step", "StepInfo", "Workflow", "current_step", "step", "workflow",
+        "Admission", "Approval", "ApprovalsPage", "BlockInfo", "ChildHandle", "Concurrency", "Context", "ContinueAsNew",
+        "Engine", "LimitCancelInfo", "OpenApproval", "PurgeReport", "Rate", "ReplayReport", "Retry", "RunHandle",
+        "RunHistory", "RunInfo", "RunLease", "RunsPage", "Step", "StepInfo", "StreamItem", "StreamWriter",
+        "UpdateRequest", "Workflow", "current_step", "step", "workflow",
     ],
     "holdfast.fencing": [
         "AsyncFencedScript", "FenceCondition", "Fenced", "FencedScript", "fence_condition", "fenced_get", "fenced_put",
@@ -115,8 +116,8 @@ def test_both_clients_have_the_same_methods(kind):
     for name, signature in SIGNATURES.items():
         assert bare(getattr(kind, name)) == signature
     assert public(kind) == [
-        "close", "hold", "label", "leader", "leases", "lock", "locks", "namespace", "run_locks", "runs", "runtime",
-        "rwlock", "semaphore", "state", "url",
+        "approvals", "close", "hold", "label", "leader", "leases", "lock", "locks", "namespace", "run_locks", "runs",
+        "runtime", "rwlock", "semaphore", "state", "url",
     ]  # fmt: skip
 
 
@@ -124,22 +125,23 @@ def test_both_clients_have_the_same_methods(kind):
 def test_sync_and_async_runs_have_the_same_methods(kind):
     assert public(kind) == [
         "cancel", "export", "fail", "fork", "get", "import_", "list", "purge", "restart", "result", "retry", "signal",
-        "start", "start_or_signal",
+        "start", "start_or_signal", "stream", "update",
     ]  # fmt: skip
 
 
 def test_the_engine_the_context_and_the_handle_have_these_methods():
     assert public(Engine) == [
-        "active_runs", "cancel", "close", "drain", "events", "export", "fail", "fork", "get", "handle", "import_",
-        "list", "open", "purge", "recover_all",
-        "restart", "resume", "retry", "signal", "start", "start_or_signal", "sweep", "unclaimed",
+        "active_runs", "approvals", "cancel", "close", "drain", "events", "export", "fail", "fork", "get",
+        "handle", "import_", "list", "open", "purge", "recover_all",
+        "restart", "resume", "retry", "signal", "start", "start_or_signal", "stream", "sweep", "unclaimed",
+        "update",
     ]  # fmt: skip
-    assert public(RunHandle) == ["cancel", "info", "result", "signal", "status"]
+    assert public(RunHandle) == ["cancel", "info", "result", "signal", "status", "stream", "update"]
     assert public(Context) == [
-        "call", "child", "continue_as_new", "deprecate_patch", "history_length",
+        "approve", "call", "child", "continue_as_new", "deprecate_patch", "history_length",
         "locks", "mutex", "now", "patched", "random", "rwlock", "semaphore",
-        "set_attributes", "signals", "sleep", "sleep_until", "start_child", "step", "transaction", "uuid4",
-        "wait_for_signal",
+        "set_attributes", "set_details", "signals", "sleep", "sleep_until", "start_child", "step", "stream",
+        "transaction", "updates", "uuid4", "wait_for_signal",
     ]  # fmt: skip
 
 

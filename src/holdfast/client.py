@@ -32,6 +32,7 @@ from .state.accessors import AsyncStates, States
 from .stores import Handle
 from .validation import Duration, checked_key
 from .workflow.client_runs import AsyncRuns, Runs
+from .workflow.requests import Approvals, AsyncApprovals
 
 LockT = TypeVar("LockT", bound=BaseLock[Any])
 RwT = TypeVar("RwT", bound=BaseReadWriteLock[Any])
@@ -198,8 +199,8 @@ class Client(_LockMethods[Lock, ReadWriteLock, Leader], SyncOnly):
     `url` defaults to `$HOLDFAST_URL`, or to `sqlite:///holdfast.db` in the current folder. Instead of a URL it may be a
     psycopg pool, an SQLAlchemy engine or a redis-py client: Holdfast opens its own connections with the same settings.
     `store_options` are options that could also be in the URL (`{"schema": "locks"}`). Clients in one `namespace` share
-    their locks. `name` is a name of this client for people. Records that were not used for `retention` are removed. A
-    state, an input of a run or a signal may have up to `max_bytes`.
+    their locks. `name` is a label of this client, shown in lists and messages. Records that were not used for
+    `retention` are removed. A state, an input of a run or a signal may have up to `max_bytes`.
 
     >>> with Client("memory://") as hf:
     ...     with hf.lock("invoice:42", ttl=30, wait=10) as lease:
@@ -223,7 +224,7 @@ class Client(_LockMethods[Lock, ReadWriteLock, Leader], SyncOnly):
 
     @property
     def leases(self) -> Leases:
-        """Leases whose owner is named by the caller, for electing the one process that owns a resource."""
+        """Leases for which the caller passes the owner's name: they elect the one process that owns a resource."""
         return Leases(self)
 
     @property
@@ -236,8 +237,13 @@ class Client(_LockMethods[Lock, ReadWriteLock, Leader], SyncOnly):
         """Runs of workflows: start, read, signal, cancel, wait for the result; an engine drives them."""
         return Runs(self)
 
+    @property
+    def approvals(self) -> Approvals:
+        """The requests of runs that people answer."""
+        return Approvals(self)
+
     def hold(self, key: str, *, ttl: Duration, owner: str | None = None) -> Lease | None:
-        """Take the key for the whole `ttl`, or return None while it is taken. It is never released early.
+        """Acquire the key for the whole `ttl`, or return None while it is held. It is never released early.
 
         >>> with Client("memory://") as hf:
         ...     bool(hf.hold("reconciler", ttl=60)), bool(hf.hold("reconciler", ttl=60))
@@ -246,7 +252,7 @@ class Client(_LockMethods[Lock, ReadWriteLock, Leader], SyncOnly):
         return run(hold(self, key, ttl, owner, Lease), self.runtime.batchers)
 
     def close(self) -> None:
-        """Release what is held (holds stay for their ttl), end every thread, close every connection."""
+        """Release everything that is held (holds stay for their ttl), end every thread, close every connection."""
         self._shut()
 
     def __enter__(self) -> Self:
@@ -290,7 +296,7 @@ class AsyncClient(_LockMethods[AsyncLock, AsyncReadWriteLock, AsyncLeader], Asyn
 
     @property
     def leases(self) -> AsyncLeases:
-        """Leases whose owner is named by the caller, for electing the one process that owns a resource."""
+        """Leases for which the caller passes the owner's name: they elect the one process that owns a resource."""
         return AsyncLeases(self)
 
     @property
@@ -303,12 +309,17 @@ class AsyncClient(_LockMethods[AsyncLock, AsyncReadWriteLock, AsyncLeader], Asyn
         """Runs of workflows: start, read, signal, cancel, wait for the result; an engine drives them."""
         return AsyncRuns(self)
 
+    @property
+    def approvals(self) -> AsyncApprovals:
+        """The requests of runs that people answer."""
+        return AsyncApprovals(self)
+
     async def hold(self, key: str, *, ttl: Duration, owner: str | None = None) -> AsyncLease | None:
-        """Take the key for the whole `ttl`, or return None while it is taken. It is never released early."""
+        """Acquire the key for the whole `ttl`, or return None while it is held. It is never released early."""
         return await run_async(hold(self, key, ttl, owner, AsyncLease), self.runtime.batchers)
 
     async def close(self) -> None:
-        """Release what is held (holds stay for their ttl), end every thread, close every connection."""
+        """Release everything that is held (holds stay for their ttl), end every thread, close every connection."""
         await in_thread(self._shut, name="holdfast-closer")  # closing waits for threads
 
     async def __aenter__(self) -> Self:

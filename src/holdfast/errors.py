@@ -367,6 +367,49 @@ class WorkflowDefinitionRequired(HoldfastError):
     """Only the workflow's own code determines which limit counts a run: start it with the workflow, not its name."""
 
 
+class StreamTruncated(HoldfastError, LookupError):
+    """The items after this offset are not kept any more, because the stream is long. `first` is the first one kept."""
+
+    def __init__(self, message: str | None = None, *, run_id: str = "", stream: str = "", first: int = 0) -> None:
+        super().__init__(message)
+        self.run_id = run_id
+        self.stream = stream
+        self.first = first
+
+
+class StreamWriteRefused(HoldfastError):
+    """The attempt of the step may not write to the stream any more. The item was not written."""
+
+    def __init__(self, message: str | None = None, *, run_id: str = "", stream: str = "") -> None:
+        super().__init__(message)
+        self.run_id = run_id
+        self.stream = stream
+
+
+class UpdateRefused(HoldfastError):
+    """The run has refused this update. `reason` is what its code gave as the reason."""
+
+    def __init__(self, message: str | None = None, *, run_id: str = "", reason: str = "") -> None:
+        super().__init__(message)
+        self.run_id = run_id
+        self.reason = reason
+
+
+class UpdateTimeout(HoldfastError, TimeoutError):
+    """The run has not answered within the time that the caller was willing to wait. The request stays with the run."""
+
+    retryable = True
+
+
+class ApprovalNotOpen(HoldfastError):
+    """There is no open request for approval with this name. Nothing was changed."""
+
+    def __init__(self, message: str | None = None, *, run_id: str = "", name: str = "") -> None:
+        super().__init__(message)
+        self.run_id = run_id
+        self.name = name
+
+
 class RunResultTimeout(HoldfastError, TimeoutError):
     """The run has not ended within the time that the caller was willing to wait. It continues."""
 

@@ -1,8 +1,8 @@
 """The table of events, and the hook that delivers them.
 
-Everything notable in Holdfast is emitted by `Events.emit`. A sink is any callable that takes an `Event`; the sinks that
-Holdfast provides are in `holdfast.observe`. A sink that raises is logged and never disturbs the work. To add an event,
-add a row to the table.
+All events are emitted by `Events.emit`. A sink is any callable that takes an `Event`. The sinks that Holdfast
+provides are in `holdfast.observe`. If a sink raises an exception, the exception is logged and has no other effect. To
+add an event, add a row to the table.
 """
 
 from __future__ import annotations

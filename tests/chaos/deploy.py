@@ -344,4 +344,4 @@ def prove(size: Size, seed: int, folder: Path, report: Report, place: WorkflowSt
 
 
 if __name__ == "__main__":
-    main(__file__, prove, small=SMALL, full=FULL, work=process)
+    main(__file__, prove, small=SMALL, full=FULL, work=process, mariadb=True)

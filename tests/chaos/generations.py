@@ -134,6 +134,7 @@ class Campaign:
         self.faults = 0
         self.sent: dict[str, str] = {}  # accepted messages, and their threads
         self.kept: list[tuple[int, int]] = []  # generation, records of signal keys
+        self.rows: list[int] = []  # entries and events of the long run, at the same times
 
     def play(self) -> None:
         with Crew(__file__, self.folder) as crew, Client(self.url, namespace="generations") as client:
@@ -196,6 +197,8 @@ class Campaign:
                     raise TimeoutError(f"the generation {block - AHEAD + 1} was not reached within a minute")
                 if block % max(1, size.generations // 10) == 0:
                     self.kept.append((block, self.keys_kept(client, run)))
+                    history = client.runs.export(run)
+                    self.rows.append(len(history.entries) + len(history.events))
             for _ in range(2 if self.chance.random() < 0.05 else 1):  # some are sent again
                 self.persist(lambda n=n: client.runs.signal(run, "n", n, idempotency_key=str(n)))  # type: ignore[misc]
             if n >= 3 * size.signals and self.chance.random() < 0.01:  # read by an earlier generation
@@ -209,6 +212,8 @@ class Campaign:
         longest = 2 + 2 * size.signals + 10
         self.report.at_most(f"{self.kind}: entries of the last generation", len(history.entries), longest)
         self.report.at_most(f"{self.kind}: events of the last generation", len(history.events), size.signals)
+        ahead = (AHEAD + 1) * size.signals  # events that the run has not read
+        self.report.at_most(f"{self.kind}: entries and events at any time", max(self.rows), longest + ahead)
         most = max(kept for _, kept in self.kept)
         self.report.at_most(f"{self.kind}: keys of signals that are remembered", most, KEPT + 3 * size.signals)
 
@@ -317,4 +322,4 @@ def prove(size: Size, seed: int, folder: Path, report: Report, place: WorkflowSt
 
 
 if __name__ == "__main__":
-    main(__file__, prove, small=SMALL, full=FULL, work=engine_process)
+    main(__file__, prove, small=SMALL, full=FULL, work=engine_process, mariadb=True)

@@ -17,6 +17,8 @@ CAMPAIGNS = (
     "run_locks",
     "deploy",
     "generations",
+    "answers",
+    "streams",
 )
 
 

@@ -384,5 +384,5 @@ def test_the_commands_in_the_documentation_are_valid(page, line, url, tmp_path, 
         words = [word for word in words if not word.endswith(".json")]
     done = holdfast(*words, url=url)
     assert done.exit_code in (0, 1), done.output
-    # Valid, but refused here: there is nothing to show, no step to fork from, and no file to import.
-    assert done.exit_code == 0 or words[1] in ("show", "get", "resume", "fork", "import")
+    # Valid, but refused here: nothing to show or to answer, no step to fork from, no file to import.
+    assert done.exit_code == 0 or words[1] in ("show", "get", "resume", "fork", "import", "answer")

@@ -26,6 +26,7 @@ RUN = {
     "replaces": "NoneType",
     "replaced_by": "NoneType",
     "cancelled_by": "NoneType",
+    "details": "NoneType",
 }  # fmt: skip
 broken = [True]
 
@@ -578,7 +579,7 @@ def test_a_blocked_run_is_shown_with_its_reason_and_given_up(url, hf):
     assert "is tried again at" in shown
     resumed = holdfast("runs", "resume", "r", "--url", url)
     assert (resumed.exit_code, "is blocked since" in resumed.stdout) == (1, True)
-    assert "1 runs are blocked (r)" in holdfast("doctor", "--url", url).stdout
+    assert "1 run is blocked (r)" in holdfast("doctor", "--url", url).stdout
     assert holdfast("runs", "fail", "r", "--url", url).exit_code == 2, "a reason is required"
     done = holdfast("runs", "fail", "r", "--reason", "refunded by hand", "--url", url)
     assert (done.exit_code, hf.runs.get("r").error.message) == (0, "refunded by hand")
@@ -608,3 +609,26 @@ def test_a_run_that_a_limit_has_cancelled_shows_the_limit_and_the_newer_run(url,
     assert "was cancelled by a limit: the limit 'concurrency' was full when the run 'new' started" in shown
     document = answer(holdfast("runs", "show", "old", "--json", "--url", url))
     assert document["cancelled_by"] == {"limit": "concurrency", "run": "new"}
+
+
+def test_a_run_that_has_continued_shows_its_generation_and_the_lock_that_it_has_carried(url, hf):
+    @workflow(name="rounds")
+    async def rounds(ctx: Context, n: int) -> None:
+        if n == 1:
+            async with ctx.mutex("till", scope="global"):
+                raise ctx.continue_as_new(2)
+        await ctx.wait_for_signal("go")
+
+    async def drive() -> None:
+        async with Engine(url, workflows=[rounds], park_after=0.05) as engine:
+            await engine.start(rounds, 1, id="r")
+            while (await engine.get("r")).status != "suspended" or (await engine.get("r")).generation != 2:
+                await asyncio.sleep(0.01)
+
+    asyncio.run(drive())
+    shown = holdfast("runs", "show", "r", "--url", url).stdout
+    assert "generation 2, which began" in shown
+    assert "keeps from an earlier generation the lock till" in shown
+    assert "the workflow asked for it" in shown
+    document = answer(holdfast("runs", "show", "r", "--json", "--url", url))
+    assert (document["generation"], document["continued_at"] is None) == (2, False)

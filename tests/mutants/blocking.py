@@ -32,8 +32,8 @@ BLOCKING = [
     Mutant(
         "a run that crashes its workers is tried by the engines that are open",
         "rules/runs/record.py",
-        "not self.poisoned or (opened > self.since and now",
-        "not self.poisoned or (now",
+        "return opened > self.since and (new",
+        "return (new",
         (SUITE + "test_a_run_that_crashes_its_workers_is_blocked",),
     ),
     Mutant(
@@ -44,10 +44,31 @@ BLOCKING = [
         (BLOCKED + "test_an_engine_with_code_that_fits_takes_over_at_once_during_a_rolling_deploy[sqlite]",),
     ),
     Mutant(
+        "blocked runs are found only by hints",
+        "workflow/blocked_runs.py",
+        "or (not self._reading and elapsed() >= self._next_read)",
+        "",
+        (BLOCKED + "test_an_engine_finds_a_blocked_run_that_no_hint_was_sent_for[sqlite]",),
+    ),
+    Mutant(
+        "engines that are no longer named try a blocked run again and again",
+        "rules/runs/record.py",
+        "return self.names_all or opened > self.since",
+        "return True",
+        (SUITE + "test_where_more_engines_have_tried_a_blocked_run_than_are_named_only_new_ones_try_it",),
+    ),
+    Mutant(
+        "a run that was blocked meanwhile is chosen to end a deadlock",
+        "rules/runs/transitions.py",
+        'if event.kind == "deadlock" and not rule.is_stuck(before):',
+        "if False:",
+        (SUITE + "test_a_deadlock_is_reported_only_to_a_run_that_is_stuck",),
+    ),
+    Mutant(
         "an engine that opens does not try blocked runs",
         "workflow/blocked_runs.py",
-        "        self._reading = True\n        self._after: ",
-        "        self._reading = False\n        self._after: ",
+        "        self._next_read = 0.0\n",
+        "        self._next_read = elapsed() + 3_600.0\n",
         (BLOCKED + "test_a_bad_deploy_blocks_and_the_roll_back_continues_each_run_once[sqlite]",),
     ),
     Mutant(

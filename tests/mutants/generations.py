@@ -96,6 +96,28 @@ CONTINUING = [
         (GENERATIONS + "test_a_signal_that_comes_with_the_end_makes_the_run_continue[sqlite]",),
     ),
     Mutant(
+        "signals that a call has received and not returned are lost when the run continues",
+        "workflow/continuing.py",
+        "found |= {event.number: event for event in code.untaken}",
+        "pass",
+        (
+            GENERATIONS
+            + "test_signals_that_a_call_has_received_and_not_returned_are_read_by_the_next_generation"
+            + "[sqlite-cancelled]",
+        ),
+    ),
+    Mutant(
+        "a limit on starts counts each generation of a run",
+        "rules/runs/generations.py",
+        "    repo.save(after)\n",
+        "    repo.save(after)\n"
+        "    for place in run.places:\n"
+        "        limit = repo.terms(run.workflow).limit(place.limit)\n"
+        "        if limit.per:\n"
+        "            repo.note_start(rule.group_of(run.workflow, place), now, run.id, limit, now)\n",
+        (GENERATIONS + "test_a_limit_on_starts_does_not_count_a_run_again_that_continues[sqlite]",),
+    ),
+    Mutant(
         "a cancelled run continues",
         "workflow/driver.py",
         "            if code.end_as is None:\n                self._continue(",

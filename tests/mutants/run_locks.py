@@ -183,7 +183,7 @@ OF_THE_ENGINE = [
     Mutant(
         "a run that can still continue counts as stuck",
         "workflow/replay.py",
-        "            and not self._signal_waits\n",
+        "            and not self._event_waits\n",
         "",
         (DEADLOCKS + "test_a_run_that_also_waits_for_a_signal_is_not_in_a_deadlock[memory]",),
     ),

@@ -26,16 +26,18 @@ from .purging import PURGING
 from .records import OF_RECORDS, OF_TYPES
 from .redis import REDIS
 from .replacing import REPLACING, WAITERS_OF_REPLACED
+from .requests import REQUESTS
 from .run_locks import LOCKS_OF_RUNS, OF_THE_ENGINE
 from .run_queues import OF_THE_WORKER, RUN_QUEUES
 from .runner import NOT_THE_COPY, PACKAGE, ROOT, Mutant, Useless, caught, copy_package, end_servers, run_tests
 from .servers import SERVERS
 from .sql import SQL
 from .sqlite import SQLITE
+from .streams import STREAM_RULES, STREAMING
 from .table import MUTANTS as RULES
 from .workflows import WORKFLOWS
 
-CHEAP = [*RULES, *OF_THE_RULES, *LIMITS, *LOCKS_OF_RUNS, *RUN_QUEUES, *REPLACING, *OF_TYPES, *CAS_CORE]
+CHEAP = [*RULES, *OF_THE_RULES, *LIMITS, *LOCKS_OF_RUNS, *RUN_QUEUES, *REPLACING, *OF_TYPES, *CAS_CORE, *STREAM_RULES]
 """Mutants of the rules and of the compare-and-swap core. The others need a client, an engine or a server, and are run
 by `make test-mutants`."""
 MUTANTS = [
@@ -51,6 +53,8 @@ MUTANTS = [
     *WAITERS_OF_REPLACED,
     *CONTINUING,
     *FORKING,
+    *STREAMING,
+    *REQUESTS,
     *PURGING,
     *OF_THE_ENGINE,
     *OF_THE_WORKER,

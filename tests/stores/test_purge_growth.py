@@ -15,7 +15,7 @@ from contextlib import closing
 
 import psycopg
 import pytest
-from providers import PROVIDERS
+from providers import PROVIDERS, sql_session
 
 from holdfast import Client, Context, Engine, workflow
 from holdfast import commands as c
@@ -36,6 +36,7 @@ STEP = 1 if FULL else 5
 DAY = 24 * 3_600
 RUNS = 100_000 if FULL else 600
 """How many runs are purged beside an engine with work."""
+SMALL = pytest.mark.skipif(FULL, reason="MariaDB is tested at the small size")
 LONGEST = 600.0
 """Seconds that any part may need."""
 
@@ -86,6 +87,10 @@ def rows_of(url):
     if url.startswith("sqlite"):
         with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as db:
             return {table: db.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in tables}
+    if url.startswith("mariadb"):
+        with sql_session(url) as (session, names):
+            counts = session.read([f"SELECT count(*) FROM {getattr(names, table)}" for table in tables[:-1]])
+        return {table: rows[0][0] for table, rows in zip(tables, counts, strict=False)}
     address, _, schema = url.partition("?schema=")
     with psycopg.connect(address) as db:
         return {table: db.execute(f"SELECT count(*) FROM {schema}.{table}").fetchone()[0] for table in tables[:-1]}
@@ -98,7 +103,7 @@ def size_of(file):
     return file.stat().st_size
 
 
-@pytest.mark.parametrize("name", ["sqlite", "postgres"])
+@pytest.mark.parametrize("name", ["sqlite", "postgres", pytest.param("mariadb", marks=SMALL)])
 def test_a_year_under_a_limit_has_constant_row_counts_and_a_file_of_constant_size(name, tmp_path):
     url, clock = PROVIDERS[name].url(tmp_path), ManualClock()
     store = open_store(url, namespace="default", clock=clock)
@@ -168,7 +173,7 @@ async def rate(engine, seconds, until):
     return ended / (elapsed() - began)
 
 
-@pytest.mark.parametrize("name", ["sqlite", "postgres", "valkey"])
+@pytest.mark.parametrize("name", ["sqlite", "postgres", "valkey", pytest.param("mariadb", marks=SMALL)])
 def test_a_purge_of_many_runs_touches_nothing_that_lives_and_leaves_throughput_to_others(name, tmp_path):
     url = PROVIDERS[name].url(tmp_path)
     filled(url)

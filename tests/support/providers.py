@@ -520,6 +520,9 @@ PROVIDERS |= {
     for name, variable in LIVE.items()
     if os.environ.get(variable)
 }
+WITH_WORKFLOWS = ("memory", "sqlite", "postgres", "valkey", "mariadb", *(name for name in LIVE if name in PROVIDERS))
+"""Stores for tests of engines. Without the old Redis: only its scripts differ, and the conformance suite compares them
+with the rules."""
 REDISES = [PROVIDERS["valkey"], PROVIDERS["redis"]]
 
 

@@ -69,7 +69,7 @@ def _part(chance: random.Random, depth: int, space: str, rules: _Rules) -> list:
             ["chance"],
         ]
         if not rules.timeless:
-            leaves += [["signal", chance.choice(LETTERS)], ["read", chance.choice(LETTERS)]]
+            leaves += [[kind, chance.choice(LETTERS)] for kind in ("signal", "read", "update", "approve")]
         return chance.choice([*leaves, *([["continue"]] * 3 if rules.continues else [])])
     kinds = ["seq", "seq", "gather", "queue", "child", "left child", "mutex", "finally"]
     if not rules.timeless:
@@ -101,7 +101,10 @@ def depends_on_time(op: list) -> bool:
 
 
 async def effect(value: int, pause: float) -> int:
+    stream = current_step().stream("steps")
+    stream.write([value, "begin"])
     await asyncio.sleep(pause)
+    stream.write([value, "end"])
     return value
 
 
@@ -116,7 +119,11 @@ class Interpreter:
         self.ctx, self.child = ctx, child
 
     async def step(self, value: int, pause: float) -> int:
-        return await self.ctx.step("effect", effect, value, pause)
+        self.ctx.stream("code").write(["calls", value])
+        try:
+            return await self.ctx.step("effect", effect, value, pause)
+        finally:
+            self.ctx.stream("code").write(["called", value])
 
     async def signal(self, name: str) -> object:
         return await self.ctx.wait_for_signal(name, timeout=0.02)
@@ -182,12 +189,19 @@ class Seen:
     """What programs did outside of the store, by run and generation.
 
     `effects` are the arguments of step bodies by idempotency key. `reads` are the signals that were read by the code of
-    a generation that was begun last: code that was begun before has not recorded what it read otherwise.
+    a generation that was begun last: code that was begun before has not recorded what it read otherwise. Likewise
+    `answers` are its replies to updates, and `approvals` the outcomes of its requests: by whom, or None for a timeout.
     """
 
     def __init__(self) -> None:
+        self.answers: dict[tuple[str, int], dict[int, str]] = {}
+        self.approvals: dict[tuple[str, int], dict[str, str | None]] = {}
         self.effects: dict[str, set[tuple[str, int, tuple[int, ...]]]] = defaultdict(set)
         self.reads: dict[tuple[str, int], list[tuple[str, int]]] = {}
+
+    def clear(self) -> None:
+        for seen in vars(self).values():
+            seen.clear()
 
     def of(self, run: str) -> Counter[tuple[str, int, tuple[int, ...]]]:
         """The effects of the tree of a run: the idempotency key, the generation and the arguments of each.
@@ -214,6 +228,8 @@ class GenerationInterpreter(Interpreter):
         super().__init__(ctx, child)
         self.plan, self.n, self.trail = given["plan"], given.get("n", 0), given.get("trail", [])
         self.reads = SEEN.reads[ctx.run_id, ctx.generation] = []
+        self.answers = SEEN.answers[ctx.run_id, ctx.generation] = {}
+        self.approvals = SEEN.approvals[ctx.run_id, ctx.generation] = {}
 
     async def step(self, value: int, pause: float) -> int:
         run, generation = self.ctx.run_id, self.ctx.generation
@@ -229,20 +245,43 @@ class GenerationInterpreter(Interpreter):
         self.reads.append((name, number))
         return number
 
-    async def run(self, op: list) -> object:
+    async def approve(self, name: str) -> object:
+        """Ask for an approval. Its number is in its data, because its id is only known to the store."""
+        number = len(self.approvals)
+        self.approvals[f"{name} {number}"] = "waits"
+        try:
+            answer = await self.ctx.approve(name, f"{name} {number}", timeout=0.02)
+        except TimeoutError:
+            self.approvals[f"{name} {number}"] = None
+            return "nobody decides"
+        self.approvals[f"{name} {number}"] = answer.by
+        return answer.by
+
+    async def run(self, op: list) -> object:  # noqa: PLR0911  (one case a kind)
         ctx = self.ctx
         kind, *parts = op
         match kind:
             case "continue":
                 raise ctx.continue_as_new({"plan": self.plan, "n": self.n + 1, "trail": [*self.trail, self.n]})
             case "read":
-                found = []  # not by ctx.signals(), which loses what it has found if it is cancelled before it returns
+                found = []  # not by ctx.signals(), which returns later: other tasks may have read newer signals by then
                 while True:
                     try:
                         found.append(await ctx.wait_for_signal(parts[0], timeout=0))
                     except TimeoutError:
                         return found
                     self.reads.append((parts[0], found[-1]))
+            case "update":
+                try:
+                    async with asyncio.timeout(0.02):
+                        request = await anext(ctx.updates(parts[0]))
+                except TimeoutError:
+                    return "nobody asks"
+                self.answers[request.payload] = f"{request.payload} in {ctx.generation}"
+                request.reply(self.answers[request.payload])
+                return request.payload
+            case "approve":
+                return await self.approve(parts[0])
             case "mutex":
                 async with ctx.mutex(parts[0], scope="execution"):
                     return await self.run(parts[1])

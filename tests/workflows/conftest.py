@@ -5,15 +5,12 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from providers import PROVIDERS
+from providers import PROVIDERS, WITH_WORKFLOWS
 
 from holdfast import Engine
 
-STORES = ("memory", "sqlite", "postgres", "valkey", "mariadb", "postgres_by_sql")
-"""Without the old Redis: only its scripts differ, and the conformance suite compares them with the rules."""
 
-
-@pytest.fixture(params=STORES)
+@pytest.fixture(params=[*WITH_WORKFLOWS, "postgres_by_sql"])
 def url(request, tmp_path):
     return PROVIDERS[request.param].url(tmp_path)
 

@@ -9,7 +9,17 @@ import pytest
 from waiting import eventually_async, until_blocked, until_status
 
 from holdfast import AsyncClient, Client, Concurrency, Context, WorkflowFailed, step, workflow
-from holdfast.errors import InvalidOption, InvalidValue, LockTimeout, RunEnded, RunLocked, RunResultTimeout
+from holdfast.errors import (
+    DeadlockDetected,
+    InvalidOption,
+    InvalidValue,
+    LockTimeout,
+    RunEnded,
+    RunLocked,
+    RunResultTimeout,
+)
+from holdfast.workflow import blocked_runs
+from holdfast.workflow.worker import Worker
 
 
 class Shop:
@@ -81,9 +91,13 @@ def test_a_bad_deploy_blocks_and_the_roll_back_continues_each_run_once(url, play
     played(scenario)
 
 
-def test_an_engine_with_code_that_fits_takes_over_at_once_during_a_rolling_deploy(url, played, engine_on, shop):
-    """Without a hint the run would be tried again after a minute."""
+def test_an_engine_with_code_that_fits_takes_over_at_once_during_a_rolling_deploy(
+    url, played, engine_on, shop, monkeypatch
+):
+    """Without a hint the run would be tried again later."""
     shared(url)
+    for pause in ("WITH_HINTS", "WITHOUT_HINTS"):
+        monkeypatch.setattr(blocked_runs, pause, 3_600.0)
     good, bad = shop.release(bad=False), shop.release(bad=True)
 
     async def scenario():
@@ -94,6 +108,36 @@ def test_an_engine_with_code_that_fits_takes_over_at_once_during_a_rolling_deplo
             await until_blocked(new, "r")
             assert (await old.resume("r")).status == "completed"
         names = [f"s{n}" for n in range(6)]  # the hints about them are sent to both engines
+        async with engine_on(url, [good], park_after=0.05) as engine:
+            for name in names:
+                await parked(engine, await engine.start(good, name, id=name))
+        async with engine_on(url, [bad]) as new, engine_on(url, [good]) as old:
+            for name in names:
+                await new.signal(name, "packed")
+            for name in names:
+                assert await old.handle(name, good).result(20) == f"{name} paid"
+        assert shop.charged == ["ann", *names]
+
+    played(scenario)
+
+
+def test_an_engine_finds_a_blocked_run_that_no_hint_was_sent_for(url, played, engine_on, shop, monkeypatch):
+    """A hint may be lost, and some stores send none to other processes. Not found, it would wait for a minute."""
+    shared(url)
+    monkeypatch.setattr(Worker, "_may_try", lambda self, runs: None)
+    monkeypatch.setattr(blocked_runs, "WITH_HINTS", 0.2)
+    good, bad = shop.release(bad=False), shop.release(bad=True)
+
+    async def scenario():
+        async with engine_on(url, [good], park_after=0.05) as engine:
+            await parked(engine, await engine.start(good, "ann", id="r"))
+        async with engine_on(url, [bad]) as new:
+            await new.signal("r", "packed")
+            await until_blocked(new, "r")
+            await new.retry("r")  # the old code is open when the run is blocked again
+            async with engine_on(url, [good]) as old:
+                assert await old.handle("r", good).result(20) == "ann paid"
+        names = [f"s{n}" for n in range(6)]
         async with engine_on(url, [good], park_after=0.05) as engine:
             for name in names:
                 await parked(engine, await engine.start(good, name, id=name))
@@ -270,6 +314,87 @@ def test_time_that_a_run_is_blocked_does_not_count_for_its_timeout(url, played, 
             assert await engine.handle("r").result(20) == "ann paid"
 
     played(scenario)
+
+
+def test_a_lock_with_a_lease_ends_while_its_run_is_blocked(url, played, engine_on):
+    shared(url)
+
+    def release(step):
+        @workflow(name="leased")
+        async def leased(ctx: Context, _: None) -> None:
+            async with ctx.mutex("till", scope="global", lease=1):
+                await ctx.step(step, len, "x")
+                await ctx.wait_for_signal("go")
+
+        return leased
+
+    good, bad = release("first"), release("second")
+
+    async def scenario():
+        async with engine_on(url, [good], park_after=0.05) as engine:
+            await engine.start(good, id="r")
+            await eventually_async(lambda: recorded(engine, "r", 3))
+        async with engine_on(url, [bad]) as engine, AsyncClient(url) as hf:
+            await until_blocked(engine, "r")
+            async with hf.lock("till", wait=20):
+                assert (await engine.get("r")).status == "blocked"
+        async with engine_on(url, [good]) as engine:
+            with pytest.raises(WorkflowFailed, match="LeaseLost"):
+                await engine.handle("r").result(20)
+
+    played(scenario)
+
+
+async def recorded(engine, run, entries):
+    return (await engine.get(run)).entries >= entries
+
+
+def test_a_blocked_run_is_not_chosen_to_end_a_deadlock(url, played, engine_on):
+    """The other run of the cycle waits: only code that fits the younger one can end the deadlock."""
+    shared(url)
+
+    def pair(step):
+        @workflow(name="pair")
+        async def locks(ctx: Context, keys: list[str]) -> str:
+            async with ctx.mutex(keys[0], scope="global"):
+                await ctx.step(step if keys[0] == "b" else "first", len, "x")
+                await ctx.wait_for_signal("go")
+                try:
+                    async with ctx.mutex(keys[1], scope="global"):
+                        return "both"
+                except DeadlockDetected:
+                    return "deadlock"
+
+        return locks
+
+    good, bad = pair("first"), pair("second")
+
+    async def scenario():
+        async with engine_on(url, [good], park_after=0.05) as engine:
+            for name, keys in (("older", ["a", "b"]), ("younger", ["b", "a"])):
+                await parked(engine, await engine.start(good, keys, id=name))
+            await engine.signal("younger", "go")
+            await eventually_async(lambda: waits(engine, "younger"))
+            await until_status(engine, "younger", "suspended")
+        async with engine_on(url, [bad], park_after=0.05) as engine:
+            await engine.signal("younger", "other")
+            await until_blocked(engine, "younger")
+            await engine.signal("older", "go")
+            await eventually_async(lambda: waits(engine, "older"))
+            await until_status(engine, "older", "suspended")
+            await engine._worker.lock_sweeper.sweep_all()
+            assert [(await engine.get(run)).status for run in ("older", "younger")] == ["suspended", "blocked"]
+            for run in ("older", "younger"):
+                assert not [one for one in (await engine.export(run)).events if one.kind == "deadlock"]
+        async with engine_on(url, [good]) as engine:
+            assert await engine.handle("younger").result(20) == "deadlock"
+            assert await engine.handle("older").result(20) == "both"
+
+    played(scenario)
+
+
+async def waits(engine, run):
+    return len((await engine.get(run)).locks) == 2
 
 
 def test_a_cancel_of_a_blocked_run_is_delivered_when_the_code_fits(url, played, engine_on, shop):

@@ -11,11 +11,19 @@ import pytest
 from msgspec.structs import replace
 from waiting import PATIENCE, eventually, eventually_async, until_status
 
-from holdfast import AsyncClient, Client, Concurrency, Context, WorkflowFailed, current_step, step, workflow
-from holdfast.errors import DeadlockDetected, InvalidOption, InvalidValue, LockTimeout, RunEnded
+from holdfast import AsyncClient, Client, Concurrency, Context, Rate, WorkflowFailed, current_step, step, workflow
+from holdfast.errors import (
+    DeadlockDetected,
+    InvalidOption,
+    InvalidValue,
+    LockTimeout,
+    RunEnded,
+    WorkflowLimitExceeded,
+)
 from holdfast.rules.runs.record import Continue
 from holdfast.runtime import failpoints
-from holdfast.workflow import Retry
+from holdfast.testing import TestEngine
+from holdfast.workflow import Retry, driver
 from holdfast.workflow.children import Children
 from holdfast.workflow.worker import Worker
 
@@ -443,6 +451,26 @@ def test_timeout_retry_and_attempt_begin_anew_and_a_failed_attempt_keeps_the_gen
     played(scenario)
 
 
+def test_each_generation_has_the_whole_timeout(played):
+    @workflow(timeout="1 hour")
+    async def slow(ctx: Context, n: int) -> int:
+        await ctx.sleep("50 minutes" if n < 3 else "70 minutes")
+        if n < 4:
+            raise ctx.continue_as_new(n + 1)
+        return n
+
+    async def scenario():
+        async with TestEngine([slow]) as engine:
+            handle = await engine.start(slow, 1)
+            await engine.advance("101 minutes")
+            info = await handle.info()
+            assert (info.living, info.generation) == (True, 3)
+            await engine.advance("61 minutes")
+            assert (await handle.info()).status == "timed_out"
+
+    played(scenario)
+
+
 def test_a_parent_and_callers_hear_only_of_the_last_end_and_limits_count_the_run_once(url, played, engine_on):
     @workflow(concurrency=Concurrency(1, on_excess="queue"))
     async def looping(ctx: Context, n: int) -> int:
@@ -461,6 +489,91 @@ def test_a_parent_and_callers_hear_only_of_the_last_end_and_limits_count_the_run
             assert await first.result() == 4
             assert await second.result() == 4
             assert (await engine.get("child")).generation == 4
+
+    played(scenario)
+
+
+def test_a_limit_on_starts_does_not_count_a_run_again_that_continues(url, played, engine_on):
+    @workflow(rate=Rate(max=2, per="1 hour"))
+    async def looping(ctx: Context, n: int) -> int:
+        if n < 4:
+            raise ctx.continue_as_new(n + 1)
+        return n
+
+    async def scenario():
+        async with engine_on(url, [looping]) as engine:
+            for _ in range(2):
+                assert await (await engine.start(looping, 1)).result() == 4
+            with pytest.raises(WorkflowLimitExceeded):
+                await engine.start(looping, 1)
+
+    played(scenario)
+
+
+def test_state_of_the_tree_and_permits_of_a_semaphore_stay_with_a_run_that_continues(url, played, engine_on):
+    tokens = []
+
+    @workflow
+    async def adding(ctx: Context, n: int) -> int:
+        async with ctx.semaphore("gate", permits=2, scope="global") as lease:
+            tokens.append(lease.token)
+            total = await ctx.state.execution("total", initial=0).increment()
+            if n < 3:
+                raise ctx.continue_as_new(n + 1)
+        return total
+
+    async def scenario():
+        async with engine_on(url, [adding]) as engine:
+            assert await (await engine.start(adding, 1)).result() == 3
+        assert len(set(tokens)) == 1
+
+    played(scenario)
+
+
+@pytest.mark.parametrize("how", ["cancelled", "another task", "returned"])
+def test_signals_that_a_call_has_received_and_not_returned_are_read_by_the_next_generation(url, played, engine_on, how):
+    @workflow(on_unread="continue")
+    async def inbox(ctx: Context, read: list[int]) -> list[int]:
+        if ctx.generation == 2:
+            return [*(await ctx.signals("n")), await ctx.wait_for_signal("last")]
+        await ctx.wait_for_signal("begin")
+        call = asyncio.create_task(ctx.signals("n"))
+        await ctx.wait_for_signal("now")  # `call` has received a signal, and polls for another one
+        assert not call.done()
+        if how == "another task":
+            raise ctx.continue_as_new([])
+        call.cancel()
+        await asyncio.wait([call])
+        if how == "cancelled":
+            raise ctx.continue_as_new([])
+        return []
+
+    async def scenario():
+        async with engine_on(url, [inbox]) as engine:
+            handle = await engine.start(inbox, [], id="r")
+            for name, payload in (("n", 1), ("n", 2), ("now", None), ("begin", None), ("n", 3), ("last", 4)):
+                await handle.signal(name, payload)
+            assert await handle.result() == [1, 2, 3, 4]
+
+    played(scenario)
+
+
+def test_a_long_history_is_reported_once(url, played, engine_on, monkeypatch):
+    monkeypatch.setattr(driver, "LONG_HISTORY", 4)
+    events = []
+
+    @workflow
+    async def long(ctx: Context, n: int) -> int:
+        for _ in range(6):
+            await ctx.step("count", len, "x")
+        return ctx.history_length
+
+    async def scenario():
+        async with engine_on(url, [long]) as engine:
+            engine.events.subscribe(lambda event: events.append(event) if event.name == "history_long" else None)
+            assert await (await engine.start(long, 1, id="r")).result() == 7
+        (event,) = events
+        assert (event.fields["run"], event.fields["workflow"], event.fields["entries"]) == ("r", "long", 4)
 
     played(scenario)
 

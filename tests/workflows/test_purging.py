@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from functools import wraps
 
 import pytest
-from providers import PROVIDERS
+from providers import PROVIDERS, WITH_WORKFLOWS
 
 from holdfast import Client, Context, Engine, workflow
 from holdfast.commands import Command, Failed
@@ -32,9 +32,6 @@ def on_a_loop(test):
         asyncio.run(test(*given, **named))
 
     return run
-
-
-WORKFLOW_STORES = ["memory", "sqlite", "postgres", "valkey", "mariadb"]
 
 
 @workflow
@@ -69,7 +66,7 @@ async def leaves_a_child(ctx: Context) -> None:
     await ctx.start_child(waits)
 
 
-@pytest.fixture(params=WORKFLOW_STORES)
+@pytest.fixture(params=WITH_WORKFLOWS)
 def url(request, tmp_path):
     address = f"memory://{secrets.token_hex(4)}"
     if request.param != "memory":

@@ -1,14 +1,19 @@
 """Random programs of several generations, on every store, with crashes at commits.
 
-A run continues as new at random places, and because of unread signals. While it runs, signals are sent to it, some of
-them twice, and the worker that drives it loses its lease just before or just after a commit, as if it had been killed
-there. At the end
+A run is started, or begins with a signal (`start_or_signal`). It continues as new at random places, and because of
+unread signals. While it runs, signals are sent to it, some of them twice, and the worker that drives it loses its lease
+just before or just after a commit, as if it had been killed there. At the end
 
 - the stored history replays to the result that was stored,
 - each idempotency key was used by one generation, with the same arguments each time,
+- each update that was answered has one answer, which its senders got, and the code gave,
+- each answer to a request for an approval that was accepted was received, or the run did not wait for it to its end,
 - each accepted signal was read once, in the order in which those of its name were sent, or is unread,
 - a program whose result does not depend on time has the result and the effects that it has without a crash,
-- and a fork of the run from a random step ends as the run did.
+- a fork of the run from a random step ends as the run did,
+- a run that replaces it leaves it as it was, under its other id, and keeps the same promises,
+- an imported copy of it is exported again as it was, and executes nothing,
+- and a purge removes all of them with their children.
 
 HOLDFAST_PROGRAMS is the number of programs, as for test_random_replay.py; servers get a part of them.
 """
@@ -26,7 +31,7 @@ from waiting import eventually_async
 from holdfast import WorkflowFailed
 from holdfast.commands import ForceRelease
 from holdfast.commands.runs import ReadRun
-from holdfast.errors import InvalidOption, RunEnded
+from holdfast.errors import ApprovalNotOpen, InvalidOption, RunEnded, UnknownRun, UpdateTimeout
 from holdfast.rules.runs.record import worker_key
 from holdfast.runtime import failpoints
 from holdfast.stores import open_store
@@ -43,6 +48,8 @@ CRASHES = 3
 POINTS = 40
 """The crashes are at some of the first commits of this number."""
 SIGNALS = 6
+MORE = ("fork", "copy", "replaced")
+"""What is done with a run that has ended: all of it where there is a crash at each commit, else one by chance."""
 EVERY_COMMIT = 1_000_000
 """The first seed of the programs that have a crash at each commit."""
 
@@ -95,11 +102,22 @@ async def ended(handle):
         return [error.status, error.kind, error.detail]
 
 
-async def sent(handle, chance: random.Random) -> list[tuple[str, int]]:
+async def begun(engine, flow, given: dict, name: str, chance: random.Random | None, *, base: int) -> tuple:
+    """Start a run, or replace one that has ended, by a start or by a signal. Returns its handle, and the signal."""
+    if chance is not None and chance.random() < 0.3:
+        letter = chance.choice(LETTERS)
+        signal = {"name": letter, "payload": base, "idempotency_key": f"key {base}"}
+        for _ in range(chance.choice([1, 2])):  # the second one is known, or its run has ended and knows it
+            handle = await engine.start_or_signal(flow, given, id=name, **signal)
+        return handle, [(letter, base)]
+    return await engine.start(flow, given, id=name, on_existing="replace_ended"), []
+
+
+async def sent(handle, chance: random.Random, base: int) -> list[tuple[str, int]]:
     """Send signals to a run, and some of them again. Returns those that were accepted, in their order."""
-    accepted = []
+    accepted: list[tuple[str, int]] = []
     with suppress(RunEnded):
-        for number in range(chance.randrange(SIGNALS)):
+        for number in range(base + 1, base + 1 + chance.randrange(SIGNALS)):
             await asyncio.sleep(chance.choice([0, 0, 0.001, 0.005, 0.02]))
             name = chance.choice(LETTERS)
             await handle.signal(name, number, idempotency_key=f"key {number}")
@@ -110,10 +128,52 @@ async def sent(handle, chance: random.Random) -> list[tuple[str, int]]:
     return accepted
 
 
-async def play(engine, flow, given: dict, name: str, chance: random.Random | None) -> tuple[object, list]:
-    """Run a plan to its end, and all of its children. Returns its end, and the signals that it accepted."""
-    handle = await engine.start(flow, given, id=name)
-    accepted = [] if chance is None else await sent(handle, chance)
+async def asked(handle, chance: random.Random, base: int) -> dict[int, str]:
+    """Send updates to a run, each of them twice at the same time. Returns the answers."""
+    answers: dict[int, str] = {}
+
+    async def ask(number: int, name: str, pause: float) -> None:
+        await asyncio.sleep(pause)
+        with suppress(RunEnded, UpdateTimeout):
+            answer = await handle.update(name, number, idempotency_key=f"update {number}", timeout=20)
+            assert answers.setdefault(number, answer) == answer
+
+    async with asyncio.TaskGroup() as group:
+        for number in range(base, base + chance.randrange(SIGNALS)):
+            name = chance.choice(LETTERS)
+            for _ in range(2):
+                group.create_task(ask(number, name, chance.choice([0, 0.001, 0.01, 0.03])))
+    return answers
+
+
+async def decide(engine, name: str, chance: random.Random, accepted: dict[str, str]) -> None:
+    """Answer the requests of a run until it has ended, each by two people."""
+    while (await engine.get(name)).living:
+        for request in (await engine.approvals.list(prefix=name)).approvals:
+            for by in ("ann", "bob"):
+                if request.run_id == name and chance.random() < 0.5:
+                    with suppress(ApprovalNotOpen):
+                        await engine.approvals.answer(name, request.id, approved=True, by=by)
+                        assert accepted.setdefault(request.id, by) == by, "one answer counts"
+                        accepted[f"{request.id}: {request.data}"] = by
+        await asyncio.sleep(0.003)
+
+
+async def play(
+    engine, flow, given: dict, name: str, chance: random.Random | None, *, base: int = 0
+) -> tuple[object, list]:
+    """Run a plan to its end, and all of its children. Returns its end, and the signals that it accepted.
+
+    The signals have numbers from `base` on.
+    """
+    handle, accepted = await begun(engine, flow, given, name, chance, base=base)
+    if chance is not None:
+        decided: dict[str, str] = {}
+        people = asyncio.create_task(decide(engine, name, random.Random(chance.random()), decided))
+        senders = asyncio.create_task(asked(handle, random.Random(chance.random()), base))
+        accepted += await sent(handle, chance, base)
+        await people
+        check_requests(name, await senders, decided)
     end = await ended(handle)
     await eventually_async(lambda: is_over(engine, name))
     return end, accepted
@@ -140,14 +200,15 @@ async def replayed(engine, name: str) -> tuple[object, set[int]]:
     asyncio.get_running_loop().call_soon(replay)
     await asyncio.wait_for(done.wait(), 10)
     assert code.done
-    result, unread = code.root.result(), {int(code.inbox[number].payload) for number in unread_signals(code)}
+    result, left = code.root.result(), unread_signals(code)
+    unread = {int(event.payload) for event in left.values() if event.kind == "signal"}
     code.leave()
     if claim.run.status == "completed":
         assert result_of(claim.run, object) == result
     else:
         failure = j.read_failure(claim.run.result)
         assert failure.type == "holdfast.errors.SignalsUnread", failure
-        assert unread
+        assert left
     return result, unread
 
 
@@ -158,14 +219,29 @@ def check_effects() -> None:
         assert key.startswith(f"{run}:" if generation == 1 else f"{run}~{generation}:"), (key, found)
 
 
-def check_signals(name: str, accepted: list, unread: set[int]) -> None:
-    """Each accepted signal was read once, in order, by one of the generations, or is unread."""
-    generations = sorted(generation for run, generation in SEEN.reads if run == name)
+def check_signals(name: str, accepted: list, unread: set[int], after: int = 0) -> None:
+    """Each accepted signal was read once, in order, by one of the generations above `after`, or is unread."""
+    generations = sorted(generation for run, generation in SEEN.reads if run == name and generation > after)
     read = [pair for generation in generations for pair in SEEN.reads[name, generation]]
     assert sorted([*(number for _, number in read), *unread]) == [number for _, number in accepted], (read, unread)
     for letter in LETTERS:
         numbers = [number for one, number in read if one == letter]
         assert numbers == sorted(numbers), read
+
+
+def check_requests(name: str, answers: dict[int, str], decided: dict[str, str]) -> None:
+    """Each answer that a sender got was given by the code; no answer that was accepted met a timeout."""
+    given = {}
+    for (run, _), found in SEEN.answers.items():
+        if run == name:
+            given |= found
+    assert answers.items() <= given.items()
+    for decision, by in decided.items():
+        wanted, colon, data = decision.partition(": ")
+        if colon:
+            _, mark, generation = wanted.partition("~")
+            received = SEEN.approvals[name, int(generation) if mark else 1].get(data, "not reached again")
+            assert received in (by, "waits", "not reached again"), (decision, by, received)
 
 
 async def check_fork(engine, name: str, fork: str, chance: random.Random, *, timeless: bool) -> None:
@@ -186,6 +262,43 @@ async def check_fork(engine, name: str, fork: str, chance: random.Random, *, tim
         assert without_random_values(end) == without_random_values(origin) == without_random_values(result)
 
 
+async def check_copy(engine, name: str) -> None:
+    """A copy of a run has its history and its end, and executes nothing."""
+    history, effects = await engine.export(name), sum(map(len, SEEN.effects.values()))
+    await engine.import_(history, id=f"i{name}")
+    copy = await engine.export(f"i{name}")
+    assert (copy.run.status, copy.run.result) == (history.run.status, history.run.result)
+    assert (copy.run.generation, copy.entries[0]) == (history.run.generation, history.entries[0])
+    assert sum(map(len, SEEN.effects.values())) == effects
+
+
+async def check_replaced(engine, flow, given: dict, name: str, chance: random.Random) -> None:
+    """The run that replaces a run has the generations after its, and reads only signals of its own."""
+    before = await engine.export(name)
+    _, accepted = await play(engine, flow, given, name, chance, base=100)
+    _, unread = await replayed(engine, name)
+    check_signals(name, accepted, unread, after=before.run.generation)
+    run = await engine.get(name)
+    assert run.replaces == f"{name}~{before.run.generation}"
+    assert run.generation > before.run.generation
+    kept = await engine.export(run.replaces)
+    assert (kept.entries, kept.events) == (before.entries, before.events)
+    assert (kept.run.status, kept.run.result, kept.run.replaced_by) == (before.run.status, before.run.result, name)
+
+
+async def check_purge(engine, name: str) -> None:
+    """A purge removes a run, all that it has started, and what was made of it."""
+    report = await engine.purge(older_than=0)
+    assert (report.kept_living, report.kept_young, report.kept_unreadable) == (0, 0, 0)
+    for prefix in (name, f"f{name}", f"i{name}"):
+        assert not (await engine.list(prefix=prefix)).runs
+    try:
+        await engine.get(name)
+    except UnknownRun:
+        return
+    raise AssertionError(f"{name} was not purged")
+
+
 async def check_program(engine, url: str, seed: int, monkeypatch, at: set[int] | None = None) -> int:
     """Play one program with crashes, and compare it with itself without. Returns how many failpoints it reached."""
     chance = random.Random(seed)
@@ -199,25 +312,30 @@ async def check_program(engine, url: str, seed: int, monkeypatch, at: set[int] |
     monkeypatch.setattr(failpoints, "reached", crashes)
     try:
         end, accepted = await play(engine, flow, given, name, chance)
-        await check_fork(engine, name, f"f{name}", chance, timeless=timeless)
-        monkeypatch.setattr(failpoints, "reached", None)
         _, unread = await replayed(engine, name)
         check_signals(name, accepted, unread)
-        check_effects()
-        run = await engine.get(name)
-        assert run.locks == ()
+        assert (await engine.get(name)).locks == ()
         check_history(flow, await engine.export(name))
+        effects = SEEN.of(name)
+        more = MORE if seed >= EVERY_COMMIT else (chance.choice(MORE),)
+        if "fork" in more:
+            await check_fork(engine, name, f"f{name}", chance, timeless=timeless)
+        if "copy" in more:
+            await check_copy(engine, name)
+        if "replaced" in more:
+            await check_replaced(engine, flow, given, name, chance)
+        check_effects()
         if timeless:
             whole, _ = await play(engine, flow, given, f"w{name}", None)
             assert without_random_values(whole) == without_random_values(end)
-            assert SEEN.of(f"w{name}") == SEEN.of(name)
+            assert SEEN.of(f"w{name}") == effects
+        await check_purge(engine, name)
     except BaseException as error:
         error.add_note(f"{what}\ncrashed {crashes.points}")
         raise
     finally:
         monkeypatch.setattr(failpoints, "reached", None)
-        SEEN.effects.clear()
-        SEEN.reads.clear()
+        SEEN.clear()
     return crashes.reached
 
 

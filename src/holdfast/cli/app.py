@@ -7,6 +7,7 @@ import sys
 import click
 from rich.console import Console
 
+from .approvals import approvals
 from .demo import Demo
 from .doctor import doctor
 from .exit_codes import App
@@ -40,5 +41,5 @@ def demo(settings: Settings, ttl: float) -> None:
     sys.exit(0 if Demo(console, ttl).run() else 1)
 
 
-for command in (locks, state, runs, worker, doctor, schema):
+for command in (locks, state, runs, approvals, worker, doctor, schema):
     app.add_command(command)

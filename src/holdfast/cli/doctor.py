@@ -185,12 +185,13 @@ def _blocked_runs(hf: Client, _page: LockPage) -> Finding:
     found = hf.runs.list(status="blocked")
     if not found.runs:
         return Finding(check="blocked_runs", level="ok", detail="no run is blocked")
-    many = f"{len(found.runs)}{' or more' if found.next else ''}"
+    count = len(found.runs)
+    many = "1 run is blocked" if count == 1 else f"{count}{' or more' if found.next else ''} runs are blocked"
     return Finding(
         check="blocked_runs",
         level="warning",
-        detail=f"{many} runs are blocked ({_some([run.id for run in found.runs])}): no code that was tried can "
-        "continue them. They keep their locks and their places in limits",
+        detail=f"{many} ({_some([run.id for run in found.runs])}): no code that was tried can "
+        "continue. Locks and places in limits are kept",
         advice="See 'holdfast runs show RUN' for the reason. Deploy code that fits their histories, or give them up "
         "with 'holdfast runs fail RUN --reason ...'.",
     )

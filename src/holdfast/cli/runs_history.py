@@ -6,11 +6,12 @@ import json
 from typing import Any
 
 from ..rules.runs.outcomes import Claim
+from ..rules.runs.record import RunEvent
 from ..workflow import journal as j
 from .runs_reading import time_of
 
 
-def history_of(claim: Claim) -> list[dict[str, Any]]:  # noqa: C901, PLR0912  (a case for each kind of entry)
+def history_of(claim: Claim) -> list[dict[str, Any]]:  # noqa: C901, PLR0912, PLR0915  (a case for each kind of entry)
     """The entries of the journal after the input."""
     events = {event.number: event for event in claim.events}
     keys: dict[int, str] = {}  # the keys of the acquired locks, by the number of the request
@@ -30,10 +31,14 @@ def history_of(claim: Claim) -> list[dict[str, Any]]:  # noqa: C901, PLR0912  (a
             case j.TimerEnded():
                 kind, name = "timer", str(entry.number)
             case j.Signalled():
-                kind, name = "signal", entry.id.removeprefix("signal:")
+                kind, _, name = entry.id.partition(":")
                 value = stored_value(events[entry.event].payload) if entry.event in events else None
             case j.Unread():
-                kind, name = "unread", entry.id.removeprefix("signal:").removeprefix("child:")
+                kind, name = "unread", entry.id.partition(":")[2]
+            case j.Replied():
+                kind, name, value = _reply(entry, events)
+            case j.ApprovalAsked():
+                kind, name, value = "asks", entry.id, stored_value(entry.data)
             case j.ChildEnded():
                 kind, name = "child", entry.id
                 value = stored_value(events[entry.event].payload) if entry.event in events else None
@@ -59,10 +64,17 @@ def history_of(claim: Claim) -> list[dict[str, Any]]:  # noqa: C901, PLR0912  (a
                 value = [lock.key for lock in entry.locks] or None
             case j.Patched():
                 kind, name = "patch", entry.name
+            case j.Streamed():
+                kind, name, value = "streamed", entry.name, {"items": entry.count}
             case j.Forked():
                 kind, name, value = "forked", entry.origin, {"step": entry.step or None, "entries": entry.kept}
         found.append({"at": time_of(entry.at), "kind": kind, "name": name, "value": value})
     return found
+
+
+def _reply(entry: j.Replied, events: dict[int, RunEvent]) -> tuple[str, str, Any]:
+    name = events[entry.event].name if entry.event in events else ""
+    return ("refused", name, entry.answer) if entry.refused else ("replied", name, stored_value(entry.answer))
 
 
 def origin_of(claim: Claim) -> str | None:
@@ -85,7 +97,7 @@ def unread_signals(claim: Claim) -> list[dict[str, Any]]:
     return [
         {"at": time_of(event.at), "name": event.name, "payload": stored_value(event.payload)}
         for event in claim.events
-        if event.kind == "signal" and event.number not in read
+        if event.kind in ("signal", "update") and event.number not in read
     ]
 
 

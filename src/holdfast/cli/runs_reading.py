@@ -140,6 +140,7 @@ def run_document(found: RunInfo) -> dict[str, Any]:
         "continued_at": found.continued_at,
         "replaces": found.replaces,
         "replaced_by": found.replaced_by,
+        "details": found.details,
         "cancelled_by": None if found.cancelled_by is None else msgspec.structs.asdict(found.cancelled_by),
     }
 

@@ -255,6 +255,10 @@ def _show_details(found: RunSnapshot, waits: Waits) -> None:
         print_line(f"  started with the idempotency key {info.idempotency_key}")
     for name, value in info.attributes.items():
         print_line(f"  attribute {name} = {json.dumps(value, ensure_ascii=False)}")
+    if info.details is not None:
+        print_line(f"  details: {_short(json.dumps(info.details, ensure_ascii=False))}")
+    for request in claim.run.approvals:
+        print_line(f"  waits for the approval {request} (see: holdfast approvals list)")
     carried = carried_locks(claim)
     for key in info.locks:
         how = "waits for" if key in waits.locks else "keeps from an earlier generation" if key in carried else "has"

@@ -7,12 +7,14 @@ within one atomic step, or has a native form of it.
 from __future__ import annotations
 
 from ..rules.lock_outcomes import Outcome
-from ..rules.runs import admission, blocking, importing, transitions
+from ..rules.runs import admission, blocking, importing, streams, transitions
 from ..rules.runs.limits import WorkflowLimits
 from ..rules.runs.lock_requests import LockRequest
 from ..rules.runs.outcomes import LimitsDiffer, OwnedRuns, RunCounts, RunPage
 from ..rules.runs.record import Block, Ending, NewRun, Past, Run, RunEvent, Scalar
 from ..rules.runs.repository import RunFilter, RunRepository
+from ..rules.runs.requests import NO_REQUESTS, RunRequests
+from ..rules.runs.stream_records import CodeItems
 from ..rules.slot import Swap
 from .base import PAGE, Command
 
@@ -162,7 +164,8 @@ class RecordRun(RunCommand, frozen=True, kw_only=True):
     nor ends, and the answer is not `done`. The end of a run is an event for its parent. Again: the same answer.
     With `swap` a state slot is written in the same step; where another write came first, nothing at all is done, and
     the answer is `Conflict` with what the slot holds now. `stuck` are the children whose ends the run waits for, where
-    only those and locks can continue it; None where something else can.
+    only those and locks can continue it; None where something else can. Where a request that it closes was answered
+    meanwhile, nothing is done, and the answer is `AnsweredMeanwhile`. `streams` are items that its code has written.
     """
 
     run: str
@@ -174,9 +177,12 @@ class RecordRun(RunCommand, frozen=True, kw_only=True):
     then: Ending | None = None
     children: tuple[NewRun, ...] = ()
     attributes: dict[str, Scalar] | None = None
+    details: str | None = None
     swap: Swap | None = None
     lock_requests: tuple[LockRequest, ...] = ()
     stuck: tuple[str, ...] | None = None
+    streams: tuple[CodeItems, ...] = ()
+    requests: RunRequests = NO_REQUESTS
 
     def apply(self, repo: RunRepository, now: int) -> Outcome:
         """Decide by `rules.runs.transitions.record`."""
@@ -191,10 +197,13 @@ class RecordRun(RunCommand, frozen=True, kw_only=True):
             then=self.then,
             children=self.children,
             attributes=self.attributes,
+            details=self.details,
             request=self.request,
             swap=self.swap,
             lock_requests=self.lock_requests,
             stuck=self.stuck,
+            streams=self.streams,
+            requests=self.requests,
         )
 
 
@@ -328,6 +337,85 @@ class ReadRun(RunCommand, frozen=True, kw_only=True):
         return transitions.see(repo, now, self.run, history=self.history)
 
 
+class WriteStream(RunCommand, frozen=True, kw_only=True):
+    """Add the items of an attempt of a step to a stream. Needs the fence. Again: the items that are missing.
+
+    Answers `StreamWritten`; `RunRefused` unless the run is driven under this fence; `StreamRefused` where the attempt
+    is over or a later one of this step has written. `serial` orders the attempts of one worker process, `number` counts
+    the items that this attempt has written before. With `over` it writes nothing after this. `values` are JSON texts.
+    More than `max_bytes` of a stream are not kept: the oldest items are removed. `first` is that of the run.
+    """
+
+    run: str
+    fence: int
+    first: int
+    name: str
+    step: str
+    attempt: int
+    serial: int
+    number: int
+    values: tuple[str, ...]
+    over: bool = False
+    max_bytes: int
+
+    def apply(self, repo: RunRepository, now: int) -> Outcome:
+        """Decide by `rules.runs.streams.write`."""
+        return streams.write(
+            repo,
+            now,
+            run=self.run,
+            fence=self.fence,
+            name=self.name,
+            step=self.step,
+            attempt=self.attempt,
+            serial=self.serial,
+            number=self.number,
+            values=self.values,
+            over=self.over,
+            max_bytes=self.max_bytes,
+        )
+
+
+class ReadStream(RunCommand, frozen=True, kw_only=True):
+    """Read the items of a stream after an offset; without one, from the first that is kept. A read.
+
+    Answers `StreamSeen` with `limit` items, or a few more or fewer, as they are stored. `first` is that of the run and
+    `chunk` that of the page before, where the reader knows them: then less is read.
+    """
+
+    run: str
+    name: str
+    after: int | None = None
+    limit: int = 1_000
+    first: int = 1
+    chunk: int = -1
+
+    def apply(self, repo: RunRepository, now: int) -> Outcome:  # noqa: ARG002
+        """Decide by `rules.runs.streams.read`."""
+        return streams.read(repo, run=self.run, name=self.name, after=self.after, limit=self.limit, chunk=self.chunk)
+
+
+class WatchStream(RunCommand, frozen=True, kw_only=True):
+    """Read as `ReadStream` does; where nothing is new, notify the attempt `id` of items and of the end.
+
+    Answers `StreamSeen`. The attempt is notified for half a minute, unless there are too many readers. Again: harmless.
+    """
+
+    run: str
+    name: str
+    id: str
+    after: int | None = None
+    limit: int = 1_000
+    first: int = 1
+    chunk: int = -1
+
+    def apply(self, repo: RunRepository, now: int) -> Outcome:
+        """Decide by `rules.runs.streams.watch`."""
+        return streams.watch(
+            repo, now, run=self.run, name=self.name, after=self.after, limit=self.limit, chunk=self.chunk, id=self.id
+        )
+
+
 class ListRuns(RunCommand, frozen=True, kw_only=True):
     """Read a page of runs, the newest first; `after` is the `next` of the page before. Answers `RunPage`. A read."""
 
@@ -406,6 +494,7 @@ class UnregisterWorker(RunCommand, frozen=True, kw_only=True):
 
 RUN_READS: tuple[type[Command], ...] = (
     ReadRun,
+    ReadStream,
     ReadLimits,
     ListRuns,
     CountRuns,

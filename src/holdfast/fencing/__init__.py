@@ -1,12 +1,13 @@
 """The fence: the resource that is written to refuses writers that a newer holder has replaced.
 
-A lock excludes others for a time; a process that was paused past the end of its lease does not know that. Its token
-shows it. `guard` (and `guard_async`) checks the token within the database transaction that writes, `fenced_replace` in
-the same step in which a file is replaced, `fenced_set` and `FencedScript` in one atomic step on Redis, `fenced_update`
-in one update of a document of MongoDB, `fenced_put` in the condition of a write on DynamoDB. A token at or above the
-highest floor that was ever seen there is accepted, and every older token raises `StaleToken` before anything is
-written. Values that are read in order to be changed must be read behind the fence, too: after `guard` in the same
-transaction, with `fenced_read` or `fenced_get`, by a fenced script, or after an empty `fenced_update`.
+A lock excludes other callers until its lease ends. A process that was paused for longer than its lease does not
+detect this end. Its token shows that it is late. `guard` (and `guard_async`) checks the token within the database
+transaction that writes, `fenced_replace` in the step in which a file is replaced, `fenced_set` and `FencedScript` in
+one atomic step on Redis, `fenced_update` in one update of a document of MongoDB, `fenced_put` in the condition of a
+write on DynamoDB. A token at or above the highest floor that the resource has seen is accepted. Every lower token
+raises `StaleToken` before anything is written. Values that are read in order to be changed must be read behind the
+fence, too: after `guard` in the same transaction, with `fenced_read` or `fenced_get`, by a fenced script, or after an
+empty `fenced_update`.
 """
 
 from .dynamodb import FenceCondition, fence_condition, fenced_get, fenced_put

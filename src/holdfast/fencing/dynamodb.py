@@ -1,4 +1,4 @@
-"""The fence on DynamoDB: an item of the user's own table is written, or read, behind the check of a token.
+"""The fence on DynamoDB: an item of the user's own table is written, or read, with the check of a token.
 
 The highest floor is an attribute of the item itself, `holdfast_fence`, and the check is the condition of the write: one
 request, so no other writer can get in between. `fenced_put` and `fenced_get` take a `Table` of boto3; for updates,

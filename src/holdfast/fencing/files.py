@@ -79,12 +79,12 @@ def fenced_replace(
 def fenced_read(
     path: str | os.PathLike[str], lease_or_token: Fenced | int, *, wait: Duration = LOCK_WAIT_SECONDS
 ) -> bytes:
-    """Read a file that is going to be changed: from now on older tokens can no longer replace it.
+    """Read a file that is going to be changed: after this call holders with older tokens cannot replace it.
 
-    Code that writes what it computed from the file must read it in this way. Otherwise a holder whose lease has expired
-    could still replace the file between its successor's read and write, and that update would be lost. Raises
-    `StaleToken` if a newer holder has accessed the file, `FileNotFoundError` if there is no file (older tokens can no
-    longer create one then); otherwise as `fenced_replace`.
+    Code that computes the new content from the old content must read the file in this way. Otherwise a holder whose
+    lease has expired could still replace the file after the next holder has read it and before it writes. Then this
+    update would be lost. Raises `StaleToken` if a newer holder has accessed the file, `FileNotFoundError` if there is
+    no file (older tokens can no longer create one then); otherwise as `fenced_replace`.
 
     >>> import tempfile
     >>> folder = tempfile.TemporaryDirectory()

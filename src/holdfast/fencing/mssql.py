@@ -1,7 +1,7 @@
 """The fence within a transaction of the user's SQL Server database, for mssql-python and SQLAlchemy. Unverified.
 
-No server was available to run it. The row is locked by UPDLOCK and HOLDLOCK until the transaction ends, also where
-there is no row yet: a concurrent writer waits there, and is then compared with what was committed.
+No server was available to test it. The row is locked by UPDLOCK and HOLDLOCK until the transaction ends, also if
+there is no row yet. A concurrent writer waits until then; after that its token is compared with the committed floor.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The fence within a transaction of the user's MySQL or MariaDB database, for PyMySQL and SQLAlchemy.
 
-The check and the stored floor are one upsert, which locks the resource's row until the transaction ends: a concurrent
-writer waits there, and is then compared with what was committed. CREATE TABLE would commit the user's transaction, so
-the guard creates the table only if it opens the transaction itself. Errors of the driver are raised unchanged.
+The check and the stored floor are one upsert, which locks the resource's row until the transaction ends. A concurrent
+writer waits until then; after that its token is compared with the committed floor. CREATE TABLE would commit the
+user's transaction, so the guard creates the table only if it opens the transaction itself. Errors of the driver are
+raised unchanged.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The fence within a transaction of the user's PostgreSQL database: its statements, without I/O.
 
-`judge` yields statements and is sent their rows; each driver's own file executes them. The upsert locks the resource's
-row until the transaction ends: a concurrent writer waits there, and is then compared with what was committed. From
-REPEATABLE READ on, PostgreSQL itself stops that writer with a serialization error, which is raised as the driver raises
-it, like all its errors.
+`judge` yields statements and is sent their rows; each driver's own file executes them. The upsert locks the
+resource's row until the transaction ends. A concurrent writer waits until then; after that its token is compared with
+the committed floor. With REPEATABLE READ and SERIALIZABLE, PostgreSQL itself stops that writer with a serialization
+error. This error is raised as the driver raises it, like all errors of the driver.
 """
 
 from __future__ import annotations

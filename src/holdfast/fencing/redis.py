@@ -1,4 +1,4 @@
-"""The fence on Redis and Valkey: a key is set, or a script of the user is run, behind the check of a token.
+"""The fence on Redis and Valkey: a key is set, or a script of the user is executed, after the check of a token.
 
 The check, the stored floor and the write are one script, so no other writer can get in between. The fence of the
 resource `stock:lamp` is the key `holdfast:fence:{stock:lamp}:stock:lamp`, in the same slot of a cluster as a key of the
@@ -71,8 +71,8 @@ class FencedScript:
 
     The source is written as for EVAL, with its own `KEYS` and `ARGV`. Create the object once and call it with the
     resource and the lease; it returns the script's result. A token below the highest floor seen for the resource raises
-    `StaleToken`, and the script was not run. The floor is stored before the script runs: Redis does not roll back, so
-    what a failing script has written is protected from older holders, too.
+    `StaleToken`, and the script was not run. The floor is stored before the script is executed. Redis does not roll
+    back; so the writes of a script that fails are protected from older holders, too.
 
     In a cluster the keys must be in the slot of the resource: let the resource be one of them, or give all of them the
     same hash tag.

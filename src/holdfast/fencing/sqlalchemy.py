@@ -1,7 +1,8 @@
 """The fence for SQLAlchemy's connections and sessions, on PostgreSQL, SQLite, MySQL, MariaDB and SQL Server.
 
-The statements go through SQLAlchemy, so it knows that the transaction has begun and its events see them. Async
-connections are used as SQLAlchemy itself does it: the sync code runs on their own connection.
+The statements are executed by SQLAlchemy, so SQLAlchemy knows that the transaction has begun, and its event listeners
+receive the statements. For async connections the sync code runs on the underlying connection, as in SQLAlchemy
+itself.
 """
 
 from __future__ import annotations

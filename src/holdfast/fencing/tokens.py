@@ -1,8 +1,8 @@
 """The values that a fence compares: a token, and its floor.
 
-A grant's token is higher than all before it. Its floor is the lowest token among the holders at the same time: its own
-on an exclusive lock, that of the oldest current holder on a semaphore. A fence stores the highest floor and refuses
-tokens below it, so that the holders of a semaphore do not shut each other out.
+The token of a grant is higher than all tokens before it. Its floor is the lowest token among the current holders: on
+an exclusive lock the token itself, on a semaphore the token of the oldest current holder. A fence stores the highest
+floor and refuses tokens below it. So it does not refuse the writes of current holders of a semaphore.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ from .options import WAITER_TTL, LockOptions
 from .process_queue import Caller, current_caller, queues
 
 RECHECK_SECONDS = 1.5
-"""Seconds after which a caller in the local queue checks the queue without having been notified. An event loop that has
-not answered between two checks is blocked."""
+"""Seconds after which a caller in the local queue checks the queue, also if it was not notified. An event loop that
+has not answered between two checks is blocked."""
 
 LeaseT = TypeVar("LeaseT", bound=BaseLease)
 

@@ -204,7 +204,7 @@ class Locks(BaseLocks):
         return run(self._inspect(key), self._client.runtime.batchers)
 
     def force_release(self, key: str, *, reason: str) -> tuple[HolderInfo, ...]:
-        """Remove every holder. Caller and reason are stored with the lock; the fence stays, the next waiters follow."""
+        """Remove every holder. Caller and reason are stored; the last token stays; the next waiters get the lock."""
         return run(self._force_release(key, reason), self._client.runtime.batchers)
 
     def cleanup(self) -> int:
@@ -224,7 +224,7 @@ class AsyncLocks(BaseLocks):
         return await run_async(self._inspect(key), self._client.runtime.batchers)
 
     async def force_release(self, key: str, *, reason: str) -> tuple[HolderInfo, ...]:
-        """Remove every holder. Caller and reason are stored with the lock; the fence stays, the next waiters follow."""
+        """Remove every holder. Caller and reason are stored; the last token stays; the next waiters get the lock."""
         return await run_async(self._force_release(key, reason), self._client.runtime.batchers)
 
     async def cleanup(self) -> int:

@@ -1,4 +1,4 @@
-"""The body of a `with` block: it is cancelled when its lease is lost, and some errors of the release are suppressed."""
+"""A `with` block: it is cancelled when its lease is lost, and some errors of the release are suppressed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The TTL hold: acquired for a whole window, never renewed, never released early.
 
-For loops that run in many replicas: the replica that gets the hold does the work of this window. Each call is a new
-owner, so a second call within the window gets nothing, also in the same process.
+Use it for loops that run in many replicas: the replica that gets the hold does the work of this window. Each call is
+a new owner. So a second call within the window returns None, also in the same process.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Leadership: of all candidates, one at a time is the leader, for one term after the other.
+"""Leadership: one candidate at a time is the leader, for one term.
 
-A term is a lease: renewed by the heartbeat thread, with a token that is higher than that of every earlier leader. It is
-lost at its local deadline, before the store grants it to another candidate. Work in an `async with term` block is
-cancelled then; sync work must check `term.valid`, and let the fence refuse late writes.
+A term is a lease. It is renewed by the heartbeat thread, and its token is higher than the token of every earlier
+term. It is lost at its local deadline, before the store can make another candidate the leader. At the loss, work in
+an `async with term` block is cancelled. Sync work must check `term.valid`, and let the fence refuse late writes.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def leader_options(
 
 
 class Term(Lease):
-    """One term of a leader. Leaving its block ends it, without an error if it was lost: the next one may follow."""
+    """One term of a leader. Leaving its block ends the term, without an error if it was lost."""
 
     leader: object = None  # so that the leader, which is notified of the end, exists as long as the term
 
@@ -70,7 +70,7 @@ class Term(Lease):
 
 
 class AsyncTerm(AsyncLease):
-    """One term of a leader. Its block is cancelled when the term is lost, and the next one may follow."""
+    """One term of a leader. Its block is cancelled when the term is lost, and a next term may follow."""
 
     leader: object = None
     block: LeaseScope | None = None
@@ -124,7 +124,7 @@ class BaseLeader(Generic[T]):
 
     @property
     def is_leader(self) -> bool:
-        """Whether this candidate is the leader now. A promise with assumptions: the fence is the guarantee."""
+        """Whether this candidate is the leader now. This depends on clocks; only the fence is a guarantee."""
         return self._term is not None and self._term.valid
 
     @property

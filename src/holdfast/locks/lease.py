@@ -1,8 +1,9 @@
 """The lease that a holder receives.
 
-`Lease` and `AsyncLease` are thin; what they share is `BaseLease`, and the state of the grant is in `LocalGrant`. The
-flows of releasing, renewing and transferring are here, written once. A lease that is dropped without being released is
-no longer renewed, with a ResourceWarning, and ends when its time runs out.
+`Lease` and `AsyncLease` are thin: their common behaviour is in `BaseLease`, and the state of the grant is in
+`LocalGrant`. The flows of releasing, renewing and transferring are written once, in this module. If a lease object is
+garbage-collected without a release, the lease is no longer renewed, a ResourceWarning is emitted, and the lease ends
+when it expires.
 """
 
 from __future__ import annotations
@@ -91,12 +92,12 @@ class BaseLease:
 
     @property
     def owner(self) -> str:
-        """The label of the holder, for people."""
+        """The label of the holder, shown in lists and messages."""
         return self._held.owner
 
     @property
     def token(self) -> int:
-        """The fencing token: higher than that of every earlier grant of this key."""
+        """The fencing token: higher than the token of every earlier grant of this key."""
         return self._held.token
 
     @property
@@ -115,7 +116,7 @@ class BaseLease:
 
     @property
     def valid(self) -> bool:
-        """Whether the lease may be used now. A promise with assumptions: the fence is the guarantee."""
+        """Whether the lease may be used now. This depends on clocks; only the fence is a guarantee."""
         return self._held.valid
 
     def check(self) -> None:
@@ -303,7 +304,7 @@ class Lease(BaseLease):
         """Release the lease. Calling it twice is harmless; raises `LeaseLost` if the lease was lost before.
 
         If the lease was acquired several times (`reentrant=True`), each call releases one acquisition, the latest
-        first. A block whose acquisition was released within it releases nothing when it is left.
+        first. If the acquisition of a block was released within the block, leaving the block releases nothing.
         """
         run(self._release(), self._runtime.batchers)
 
@@ -330,7 +331,7 @@ class AsyncLease(BaseLease):
         """Release the lease. Calling it twice is harmless; raises `LeaseLost` if the lease was lost before.
 
         If the lease was acquired several times (`reentrant=True`), each call releases one acquisition, the latest
-        first. A block whose acquisition was released within it releases nothing when it is left.
+        first. If the acquisition of a block was released within the block, leaving the block releases nothing.
         """
         await run_async(self._release(), self._runtime.batchers)
 

@@ -1,12 +1,13 @@
 """The local queue of one lock: which callers of this process may go to the store now, and which wait for them.
 
-At most a few callers of a process wait in the store at once; the others wait here, in order of arrival. That delays no
-caller: a caller waits here only while earlier callers of its process have no answer from the store, and the store
-serves waiters in their order. When one of them is granted and more would fit beside it, many are admitted together.
+At most a few callers of a process wait in the store at once; the others wait in this queue, in order of arrival. This
+delays no caller: a caller waits here only while earlier callers of its process have no answer from the store, and the
+store serves waiters in their order. When one of them is granted and others could hold the lock at the same time, many
+callers are admitted together.
 
-These classes have no lock of their own: `ProcessQueues` calls them under its lock. An interrupt may end any of the
-methods at any point, so a turn is added to its new place before it is removed from the old one, sums are computed from
-the current contents, and every method finishes what an interrupted call left undone.
+These classes have no lock of their own: `ProcessQueues` calls them while it holds its lock. An interrupt may end any
+of the methods at any point. So a turn is added to its new place before it is removed from the old one, sums are
+computed from the current contents, and every method finishes what an interrupted call has left incomplete.
 """
 
 from __future__ import annotations

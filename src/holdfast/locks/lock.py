@@ -147,7 +147,7 @@ class Lock(BaseLock[Lease], SyncOnly):
             return None
 
     def release(self) -> None:
-        """Release what this thread acquired last by `acquire` of this lock object."""
+        """Release the last lease that this thread acquired by `acquire` of this lock object."""
         lease, acquisition = self._last_acquired()
         run(lease._release(acquisition), lease._runtime.batchers)  # noqa: SLF001
 
@@ -185,7 +185,7 @@ class AsyncLock(BaseLock[AsyncLease], AsyncOnly):
             return None
 
     async def release(self) -> None:
-        """Release what this task acquired last by `acquire` of this lock object."""
+        """Release the last lease that this task acquired by `acquire` of this lock object."""
         lease, acquisition = self._last_acquired()
         await run_async(lease._release(acquisition), lease._runtime.batchers)  # noqa: SLF001
 

@@ -1,8 +1,8 @@
 """Leases by name: the caller's text identifies the holder, and only the caller renews the lease.
 
-For electing one owner of a resource across processes, where the owner has a name that is used in many calls: a run, a
-thread of a conversation, a worker. Callers that use the same name *are* the same owner, with the same token: choose
-names that only one process has at a time. Where you need no such name, use `lock`.
+Use them to elect one owner of a resource among several processes, if the owner has a name that is used in many calls:
+a run, a conversation, a worker. Callers that use the same name *are* the same owner, with the same token. So choose
+names that only one process has at a time. If you need no such name, use `lock`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class LeaseProvider(Protocol):
         """The current owner of the lease, or None."""
 
     def release_lease(self, key: str, owner: str) -> None:
-        """Release the lease. Nothing happens unless this owner holds it."""
+        """Release the lease. If this owner does not hold it, nothing happens."""
 
     def renew_lease(self, key: str, owner: str, ttl: Duration) -> bool:
         """Renew the lease for `ttl` from now. False if this owner does not hold it any more."""
@@ -58,7 +58,7 @@ class AsyncLeaseProvider(Protocol):
         """The current owner of the lease, or None."""
 
     async def release_lease(self, key: str, owner: str) -> None:
-        """Release the lease. Nothing happens unless this owner holds it."""
+        """Release the lease. If this owner does not hold it, nothing happens."""
 
     async def renew_lease(self, key: str, owner: str, ttl: Duration) -> bool:
         """Renew the lease for `ttl` from now. False if this owner does not hold it any more."""
@@ -127,7 +127,7 @@ class BaseLeases:
 
 
 class Leases(BaseLeases):
-    """`client.leases`: leases whose owner is named by the caller.
+    """`client.leases`: leases for which the caller passes the owner's name.
 
     >>> from holdfast import Client
     >>> with Client("memory://") as hf:
@@ -144,7 +144,7 @@ class Leases(BaseLeases):
         return run(self._owner(key), self._client.runtime.batchers)
 
     def release_lease(self, key: str, owner: str) -> None:
-        """Release the lease. Nothing happens unless this owner holds it."""
+        """Release the lease. If this owner does not hold it, nothing happens."""
         run(self._release(key, owner), self._client.runtime.batchers)
 
     def renew_lease(self, key: str, owner: str, ttl: Duration) -> bool:
@@ -152,7 +152,7 @@ class Leases(BaseLeases):
         return run(self._renew(key, owner, ttl), self._client.runtime.batchers)
 
     def transfer_lease(self, key: str, from_owner: str, to_owner: str, ttl: Duration) -> bool:
-        """Transfer the lease in one step, under a higher token. False if `from_owner` does not hold it any more."""
+        """Transfer the lease in one atomic step, with a higher token. False if `from_owner` does not hold it."""
         return run(self._transfer(key, from_owner, to_owner, ttl), self._client.runtime.batchers)
 
 
@@ -168,7 +168,7 @@ class AsyncLeases(BaseLeases):
         return await run_async(self._owner(key), self._client.runtime.batchers)
 
     async def release_lease(self, key: str, owner: str) -> None:
-        """Release the lease. Nothing happens unless this owner holds it."""
+        """Release the lease. If this owner does not hold it, nothing happens."""
         await run_async(self._release(key, owner), self._client.runtime.batchers)
 
     async def renew_lease(self, key: str, owner: str, ttl: Duration) -> bool:
@@ -176,7 +176,7 @@ class AsyncLeases(BaseLeases):
         return await run_async(self._renew(key, owner, ttl), self._client.runtime.batchers)
 
     async def transfer_lease(self, key: str, from_owner: str, to_owner: str, ttl: Duration) -> bool:
-        """Transfer the lease in one step, under a higher token. False if `from_owner` does not hold it any more."""
+        """Transfer the lease in one atomic step, with a higher token. False if `from_owner` does not hold it."""
         return await run_async(self._transfer(key, from_owner, to_owner, ttl), self._client.runtime.batchers)
 
 

@@ -1,8 +1,9 @@
 """The local queues of this process: its callers queue here first, and only a few of them wait in the store.
 
-There is one local queue for each lock that is in use in this process, whatever the thread, the event loop or the
-client: of an exclusive lock one caller at a time goes to the store, of a semaphore or a read-write lock a few. A local
-queue never hands over a lease: the next caller goes to the store like any other, behind the waiters of other processes.
+There is one local queue for each lock that is in use in this process, for all threads, event loops and clients. For
+an exclusive lock, one caller at a time goes to the store; for a semaphore or a read-write lock, a few callers. A
+local queue never passes a lease to the next caller: this caller goes to the store, and waits behind the waiters of
+other processes.
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ class ProcessQueues:
     def check(self, turn: Turn) -> bool:
         """Whether a waiting caller may go to the store.
 
-        Also handles what others left undone: an interrupted leave, an event loop that is blocked.
+        This also completes an interrupted `leave`, and passes over callers of an event loop that is blocked.
         """
         with self._lock:
             queue = self._queues.get(turn.address)
@@ -164,7 +165,7 @@ class ProcessQueues:
         return len(self._queues)
 
     def reset(self) -> None:
-        """Forget everything: this is the child of a fork, which holds nothing."""
+        """Remove all entries: this process is the child of a fork, and holds nothing."""
         self.__init__()  # type: ignore[misc]
 
 

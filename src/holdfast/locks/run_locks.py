@@ -1,8 +1,8 @@
-"""Run locks, for users of another workflow engine: one process drives a run at a time.
+"""Run locks, for users of another workflow engine: one process at a time drives a run.
 
-They are used around resume and restart. A run that is locked is refused at once, also to the client that holds it. The
-locks of this client are renewed by its heartbeat thread until they are released or lost; pass the token to the fenced
-write of the run's snapshot.
+They are used around resume and restart. If a run is locked, a request for it is refused at once, also if the same
+client holds the lock. The locks of this client are renewed by its heartbeat thread until they are released or lost.
+Pass the token to the fenced write of the run's snapshot.
 """
 
 from __future__ import annotations

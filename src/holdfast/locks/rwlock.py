@@ -1,7 +1,7 @@
 """The read-write lock: many readers or one writer, in order of arrival, so writers do not starve.
 
-A writer takes all permits, a reader one of them; otherwise the rules are those of a semaphore. A holder that acquires
-again, for either side, would wait behind callers that wait for it: that is refused.
+A writer takes all permits, a reader takes one; otherwise the rules are those of a semaphore. If a holder acquired the
+lock again, for reading or writing, it would wait behind callers that wait for this holder. So this is refused.
 """
 
 from __future__ import annotations
@@ -61,15 +61,15 @@ class _Side(BaseLock[L]):
 
 
 class ReaderOrWriter(_Side[Lease], Lock):
-    """One side, in sync code."""
+    """The lock for reading, or the lock for writing, in sync code."""
 
 
 class AsyncReaderOrWriter(_Side[AsyncLease], AsyncLock):
-    """One side, in async code."""
+    """The lock for reading, or the lock for writing, in async code."""
 
 
 class BaseReadWriteLock(Generic[LockT]):
-    """The common part of sync and async read-write locks: two sides of one key."""
+    """The common part of sync and async read-write locks: reading and writing under one key."""
 
     _side_type: type[LockT]
 
@@ -86,11 +86,11 @@ class BaseReadWriteLock(Generic[LockT]):
         return f"<{type(self).__name__} {self.key!r} ttl={self._options.ttl / 1e6:g}>"
 
     def read(self) -> LockT:
-        """The reading side: any number of readers at once, while there is no writer."""
+        """The lock for reading: any number of readers at once, while there is no writer."""
         return self._side_type(self._client, replace(self._options, weight=1))
 
     def write(self) -> LockT:
-        """The writing side: one writer alone. Readers that arrive later wait behind it."""
+        """The lock for writing: one writer alone. Readers that arrive later wait behind it."""
         return self._side_type(self._client, replace(self._options, weight=ALL))
 
 

@@ -1,10 +1,10 @@
 """The rules for every lock: pure functions from a record, a request and the time to a new record.
 
-Each rule is a method of `LockState`, which is a record in its working form (see `working_record.py`): any number of
-rules may decide on it, one after the other. The functions at the end of this module are the same rules for one command.
-Every rule settles first and last, so a release hands over in the same atomic step. Every grant has a token that is
-higher than any before it and follows the clock. A holder or waiter whose `expires_at` equals `now` has expired. A rule
-that changes nothing returns the very record that it was given.
+Each rule is a method of `LockState`, which is a record in its working form (see `working_record.py`). Any number of
+rules may be applied to it, one after the other. The functions at the end of this module are the same rules for one
+command. Every rule settles the record first and last. So after a release the next waiter gets its offer in the same
+atomic step. Every grant has a token that is higher than all tokens before it and follows the clock. A holder or
+waiter whose `expires_at` equals `now` has expired. A rule that changes nothing returns the same record object.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ class LockState(WorkingRecord):
         return out.Renewed(floor=self.floor, expires_at=longer.expires_at)
 
     def release(self, *, id: str, token: int | None) -> out.Outcome:
-        """End a grant of this attempt and token, and offer what is free to the queue."""
+        """End a grant of this attempt and token, and offer the free permits to the queue."""
         self.settle()
         if self._held_by(id, token) is None:
             return out.NotHolder()
@@ -296,7 +296,7 @@ class LockState(WorkingRecord):
         return out.Transferred(token=holder.token, floor=self.floor, since=holder.since, expires_at=holder.expires_at)
 
     def force_release(self, *, by: str, reason: str) -> out.Outcome:
-        """Remove every holder for an operator. The record keeps by whom and why, and the fence. The queue is served."""
+        """Remove every holder for an operator. The record stores who did it and why; the last token stays."""
         self.settle()
         put_out = self.held
         if not put_out:
@@ -308,7 +308,7 @@ class LockState(WorkingRecord):
         return out.ForceReleased(holders=put_out, now=self.now)
 
     def settled(self, *, leaving: bool = False) -> out.Outcome:
-        """Remove what has expired and offer what became free. `leaving`: hint the waiters behind an offer."""
+        """Remove expired entries and offer the free permits. `leaving`: hint the waiters behind an offer."""
         self.settle()
         ends = [holder.expires_at for holder in self.held if holder.place is not None]
         if leaving and ends:
@@ -336,7 +336,7 @@ class LockState(WorkingRecord):
 
 
 def settle(record: LockRecord, now: int, *, offers: bool = True) -> tuple[LockRecord, tuple[str, ...]]:
-    """Remove what has expired, then offer free permits to the queue in order. Returns the attempts with an offer.
+    """Remove expired entries, then offer free permits to the queue in order. Returns the attempts with an offer.
 
     With `offers=False` nothing is offered: a free permit stays free until the first waiter acquires it.
     """
@@ -346,7 +346,7 @@ def settle(record: LockRecord, now: int, *, offers: bool = True) -> tuple[LockRe
 
 
 def floor(record: LockRecord) -> int:
-    """The lowest token among the holders; the fence where there are none."""
+    """The lowest token among the holders; if there is no holder, the last token."""
     return min((holder.token for holder in record.holders), default=record.fence)
 
 

@@ -1,8 +1,8 @@
 """Outcomes of commands about locks. A command returns one of these, and never raises.
 
-`woken` lists the attempts that were granted something in the same step, whichever command it was. `hinted` lists
-waiters that were granted nothing, but should send their command again now. The store sends a hint to both, and posts an
-event to runs among them. Holders are returned as they are stored, so that a caller can name them.
+`woken` lists the attempts that got a grant or an offer in the same step, whatever the command was. `hinted` lists
+waiters that got nothing, but should send their command again now. The store sends a hint to both. If one of them is a
+run, the store adds an event to its inbox. Holders are returned as they are stored, so that a caller can name them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The lock record: one stored form for every lock, semaphore, read-write lock, hold and lease.
 
-All times are integer microseconds of the store's clock, all lengths integer microseconds. The record is
-a stored format: fields that this version does not know are kept in `unknown` and written back as they
-were, and what cannot be read at all is refused by name, never taken for an empty record.
+All times are integer microseconds of the store's clock; all durations are integer microseconds. The record is a
+stored format: fields that this version does not know are kept in `unknown` and written back unchanged. A record that
+cannot be read is refused with an error that names it; it is never treated as an empty record.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Kind = Literal["mutex", "hold", "semaphore", "rw", "lease", "run", "worker"]
 
 
 class Label(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A name for people. No rule depends on it."""
+    """A label that is shown in lists and messages. No rule depends on it."""
 
     name: str
     host: str = ""
@@ -103,7 +103,7 @@ class Overflow(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
 
 
 class LockRecord(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Everything that is known about one key. The default is a key that was never used.
+    """The record of one key. The default is the record of a key that was never used.
 
     `overflow`: more runs wait than are listed among the `waiters`.
     """
@@ -124,7 +124,7 @@ class LockRecord(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
 
     @property
     def idle(self) -> bool:
-        """Nobody holds and nobody waits."""
+        """There is no holder and no waiter."""
         return not self.holders and not self.waiters and self.overflow is None
 
     @property
@@ -149,7 +149,7 @@ _PARTS: dict[str, type[msgspec.Struct]] = {
 
 
 def encode(record: LockRecord) -> bytes:
-    """Write a record as JSON that a person can read."""
+    """Write a record as readable JSON."""
     text = _encoder.encode(record)
     if b'"unknown":{' not in text:
         return text

@@ -1,9 +1,10 @@
-"""Record types: what a store has to know to keep records of one sort, be it inboxes, schedules or anything else.
+"""Record types: what a store needs to keep records of one type, such as inboxes or schedules.
 
-A record is a frozen struct that is stored as JSON under a key. A type gives its records a name, reads and writes them,
-and says when time alone changes one (`due_at`). Stores know nothing else about it, so a new type needs no table, no
-key and no statement of its own. The record is a stored format: fields that this version does not know are kept and
-written back, and what cannot be read is refused by name, never taken for an absent record.
+A record is a frozen struct that is stored as JSON under a key. A type gives its records a name, reads and writes
+them, and names the field with the time at which a record changes without a command (`due_at`). Stores know nothing
+else about it, so a new type needs no table, no key and no statement of its own. The record is a stored format: fields
+that this version does not know are kept and written back. A record that cannot be read is refused with an error that
+names it; it is never treated as absent.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class StoredRecord(NamedTuple):
 
 
 class RecordType(Generic[R]):
-    """One sort of record: its name, its struct, and the field that says when it is due.
+    """One type of record: its name, its struct, and the field with the time at which it is due.
 
     The name is part of the stored format, and one process has one type of each name.
 

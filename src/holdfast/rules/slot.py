@@ -1,9 +1,9 @@
 """The rules of a state slot: one value that changes only by compare-and-swap.
 
-What a writer compares is the id of the last write, not a number: ids are never used twice, so a value that was
-deleted and written anew is not taken for the old one, and no write is ever made twice. The slot also keeps the writes
-of each writer until the writer has acknowledged them: a write that is sent again after a lost reply gets its answer. A
-writer that lost several times may reserve the next write for a moment; that shortens a race and decides nothing.
+A writer compares the id of the last write, not a number. Ids are never used twice. So a value that was deleted and
+written again is not treated as the old value, and no write is made twice. The slot also stores the writes of each
+writer until the writer has acknowledged them: a write that is sent again after a lost reply gets its answer. A writer
+whose writes were refused several times may reserve the next write for a moment. Correctness does not depend on this.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_RESERVATION = 1_000_000
 
 
 class Writer(msgspec.Struct, frozen=True, array_like=True):
-    """What one client wrote: the numbers of its writes from `floor` on, and the version that the last one made."""
+    """The writes of one client: their numbers from `floor` on, and the version that the last one has made."""
 
     client: str
     floor: int
@@ -35,7 +35,7 @@ class Writer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class WriteHistory(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a slot remembers besides its value. `forgotten` is the last version made by a forgotten writer."""
+    """The stored writes of a slot. `forgotten` is the last version made by a writer that was removed from them."""
 
     last: str = ""
     writers: tuple[Writer, ...] = ()
@@ -83,7 +83,7 @@ class SlotSeen(Outcome, frozen=True, kw_only=True):
 
 
 class Swapped(Outcome, frozen=True, kw_only=True):
-    """The write has happened, and made this version."""
+    """The value was written, with this version."""
 
     version: int
 

@@ -1,18 +1,18 @@
 """A lock record while commands are decided on it: holders and waiters by id, changed in place.
 
-It is read once, settled once, changed by any number of commands, and written once: a batch of a
-thousand commands about one key costs about one pass over the record. `settle` removes what has expired and offers
-free permits to the queue. The waiter confirms an *offer* by sending its command again.
+It is read once, settled once, changed by any number of commands, and written once. So a batch of a thousand commands
+about one key costs about one pass over the record. `settle` removes expired holders and waiters, and offers free
+permits to the queue. The waiter confirms an *offer* by sending its command again.
 
 **Offers that expire.** An offer lasts for `OFFER_LIFE`, doubled for each offer that this waiter has missed before, and
 never longer than the waiter's position is kept. A waiter that misses its offer goes back to its position and is passed
-over: it gets no offer and blocks nobody until its next sign of life. Because the processes of the next waiters may have
-ended as well, all waiters are passed over together and the first few are hinted: the first that sends its command gets
-what is free. So a permit stays unused for one offer, not for one offer per dead waiter. Waiters that do not expire get
-offers that do not expire.
+over: it gets no offer and blocks no other waiter until its next sign of life. The processes of the next waiters may
+have ended as well. So all waiters are passed over together and the first few get a hint: the first of them that sends
+its command gets the free permit. So a permit stays unused for the time of one offer, not of one offer per crashed
+waiter. Waiters that do not expire get offers that do not expire.
 
-**Overflow.** Thousands of runs may wait for one lock. Only the first of them are listed in the record; the others are
-counted in `overflow`, and `more` reads the next ones when it is their turn. Waiters behind them are served after them.
+**Overflow.** Thousands of runs may wait for one lock. Only the first of them are listed in the record. The others are
+counted in `overflow`, and `more` reads the next of them when it is their turn. Later waiters are served after them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Mortal = TypeVar("Mortal", Holder, Waiter, Tombstone)
 
 
 class WorkingRecord:
-    """The parts of one record at one moment, and what has been done to them."""
+    """The parts of one record at one moment, and the changes that were made to them."""
 
     __slots__ = (
         "_before",
@@ -106,7 +106,7 @@ class WorkingRecord:
         self.hinted: list[str] = []
 
     def record(self) -> LockRecord:
-        """What to write: the very record that was read where nothing has changed, else the next version of it."""
+        """The record to write: if nothing has changed, the same object that was read, otherwise its next version."""
         before = self._before
         if not self._touched:
             return before
@@ -157,7 +157,7 @@ class WorkingRecord:
 
     @property
     def floor(self) -> int:
-        """The lowest token among the holders; the fence where there are none."""
+        """The lowest token among the holders; if there is no holder, the last token."""
         for holder in self.holders.values():
             return holder.token
         return self.fence
@@ -303,7 +303,7 @@ class WorkingRecord:
     # ---------------------------------------------------------------- time, and what follows from it
 
     def settle(self) -> None:
-        """Remove what has expired, then offer free permits to the queue in order. Once for each moment."""
+        """Remove expired entries, then offer free permits to the queue in order; once for each time."""
         if not self._settled:
             self._settled = True
             self._end_what_has_ended()

@@ -1,8 +1,9 @@
 """The parts of a client: a store, three batchers, the heartbeat thread, and the notifiers of waiting callers.
 
-`BaseClient` is everything that the sync and the async client have in common; locks are built on it, and the two public
-classes in `client.py` only add the public methods. Nothing is opened before it is needed. After a fork the child starts
-with nothing: what its parent has opened and holds stays with the parent.
+`BaseClient` contains everything that the sync and the async client have in common. Locks are built on it, and the two
+public classes in `client.py` only add the public methods. Connections and threads are created when they are first
+needed. After a fork the client in the child has no connections, threads or locks; those of the parent stay with the
+parent.
 """
 
 from __future__ import annotations
@@ -247,7 +248,7 @@ class Runtime:
 
 
 class BaseClient:
-    """What `Client` and `AsyncClient` have in common."""
+    """The common part of `Client` and `AsyncClient`."""
 
     _opens_at_once = True
     """Whether the store is opened by the constructor; otherwise when it is first used."""
@@ -306,7 +307,7 @@ class BaseClient:
         return self._runtime or self._open()
 
     def label(self, owner: str | None) -> Label:
-        """The label that is shown to people: owner, host and process id."""
+        """The label that is shown in lists and messages: owner, host and process id."""
         if owner is None and self._label is not None:
             return self._label
         label = Label(name=owner or self._name, host=platform.HOST, pid=os.getpid())

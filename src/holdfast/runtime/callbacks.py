@@ -1,9 +1,9 @@
-"""Callbacks that must not run where they arise.
+"""Callbacks that must not be called in the thread in which they are requested.
 
-`Callbacks` is the thread that calls functions of the user, such as `on_lost`, so that a slow one delays other
+`Callbacks` is the thread that calls functions of the user, such as `on_lost`, so that a slow function delays other
 callbacks but no heartbeat. Orphaned callbacks are internal callbacks that were queued while no heartbeat thread was
-running, for example by a finaliser, which may not take locks: other threads of the process run them when they next
-open a client or wait for a lock.
+running, for example by a finaliser, which must not acquire locks. Other threads of the process call them when they
+next open a client or wait for a lock.
 """
 
 from __future__ import annotations

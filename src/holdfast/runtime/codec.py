@@ -1,8 +1,8 @@
 """Values as JSON text and back, with errors that name the part of a value that cannot be written.
 
-No number becomes null and no key becomes text: a value that could not be read back unchanged raises an error when it is
-written. (A tuple is read back as a list, unless a type says otherwise.) Every error, also one of the user's own
-classes, is an `InvalidValue`. Pickle is never used.
+If a value could not be read back unchanged, writing it raises an error. For example, NaN would become null, and a key
+that is a number would become text. (A tuple is read back as a list, unless the type is a tuple type.) Every error,
+also an error of the user's own classes, is raised as `InvalidValue`. Pickle is never used.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def decode_value(text: str | msgspec.Raw, type: Any, *, what: str) -> Any:
 
 
 def hints_of(function: Any) -> dict[str, Any]:
-    """The annotations of a function that can be evaluated; one that cannot is left out.
+    """The annotations of a function that can be evaluated; other annotations are left out.
 
     >>> def greet(name: "str", mood: "Unknown") -> bool: ...
     >>> hints_of(greet)

@@ -1,7 +1,7 @@
 """Named points just before and just after each commit about a run, at which a test can end the process.
 
 Every command that changes a run has a name here, and a test that covers all names fails if one was never reached.
-Nothing here costs anything unless a test has set `reached`.
+These points cost no time unless a test has set `reached`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from ..commands import Command
+from ..commands.answers import AnswerApproval, PostUpdate, WatchUpdate
 from ..commands.purging import PurgeRuns, PurgeTree
 from ..commands.runs import (
     BlockRun,
@@ -27,6 +28,8 @@ from ..commands.runs import (
     UnblockRun,
     UnregisterWorker,
     WatchRun,
+    WatchStream,
+    WriteStream,
 )
 from ..rules.runs.record import Continue, Ending, Finish, Park
 
@@ -34,8 +37,8 @@ When = Literal["before", "after"]
 
 KINDS = (
     "start", "fork", "import", "claim", "record", "record children", "take", "give", "park", "continue", "finish",
-    "signal", "cancel", "revive", "block", "unblock", "fail", "purge", "watch", "enlist", "dismiss", "publish", "state",
-    "transaction",
+    "signal", "update", "approve", "cancel", "revive", "block", "unblock", "fail", "purge", "watch", "enlist",
+    "dismiss", "publish", "state", "transaction", "stream", "follow",
 )  # fmt: skip
 NAMES = tuple(f"{when} {kind}" for kind in KINDS for when in ("before", "after"))
 
@@ -52,9 +55,14 @@ _PLAIN: dict[type[Command], str] = {
     WatchRun: "watch",
     RegisterWorker: "enlist",
     UnregisterWorker: "dismiss",
+    PostUpdate: "update",
+    WatchUpdate: "watch",
+    AnswerApproval: "approve",
     PublishLimits: "publish",
     PurgeRuns: "purge",
     PurgeTree: "purge",
+    WriteStream: "stream",
+    WatchStream: "follow",
 }
 _BY_ENDING: dict[type[Ending], str] = {Park: "park", Continue: "continue", Finish: "finish"}
 

@@ -1,7 +1,7 @@
 """Acquiring and releasing without I/O: generators that yield "submit this command" and "wait for this notifier".
 
-`runners.py` drives them, from a thread or from an event loop, so nothing is written twice. A flow that is cancelled,
-timed out, closed or interrupted gives back what it may have been granted.
+`runners.py` drives them, from a thread or from an event loop, so no flow is written twice. If a flow is cancelled,
+times out, is closed or interrupted, it gives back a grant that it may have received.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from ..commands import Abandon, Acquire, Command, ListDueRecords, ListLocks, ListRecords, LockCommand
-from ..commands.runs import CountRuns, ListOwnedRuns, ListRuns, ListWorkers, ReadRun
+from ..commands.runs import CountRuns, ListOwnedRuns, ListRuns, ListWorkers, ReadRun, ReadStream
 from ..errors import (
     ClientClosed,
     KindMismatch,
@@ -49,7 +49,7 @@ SIGNS_OF_LIFE = 3
 LONG_WAIT = 30.0
 """Seconds of waiting after which the event `wait_long` is emitted, once."""
 MIN_PAUSE = 0.005
-"""Seconds between two polls of a waiter, at least, except when it is notified."""
+"""The shortest time in seconds between two polls of a waiter that is not notified."""
 STAGGER = 0.01
 """Seconds by which each further position polls later for an expired holder, so that not all waiters poll at once."""
 SECOND_IN_QUEUE = 1
@@ -66,7 +66,9 @@ MIN_POLL = 0.02
 POLL_SHARE = 0.25
 """The pause between two polls, as a share of the time for which the youngest holder has held the lock."""
 
-LONG_READS = (ListLocks, ListRecords, ListDueRecords, ListRuns, CountRuns, ListWorkers, ListOwnedRuns, ReadRun)
+LONG_READS = (
+    ListLocks, ListRecords, ListDueRecords, ListRuns, CountRuns, ListWorkers, ListOwnedRuns, ReadRun, ReadStream,
+)  # fmt: skip
 """Reads that may return many rows: no acquire of the same client waits for them.
 
 `ReadNextDue` is not one of them: it reads one row for each type and worker, and a worker sends it before every claim.
@@ -125,7 +127,7 @@ class FlowServices(Protocol):
 
 
 class Grant(msgspec.Struct, frozen=True):
-    """A grant, and the local time before its command was sent: its ttl counts from there."""
+    """A grant, and the local time before its command was sent, from which its ttl counts."""
 
     outcome: out.Granted
     sent: float

@@ -1,8 +1,8 @@
 """Commands that the heartbeat thread sends until they have taken effect.
 
 `PendingAbandons` sends an `Abandon` again until the store has answered it, or until the attempt has expired by itself,
-so that an attempt that no caller waits for any more holds no lock. `OpenOffers` settles a lock again when an offer that
-this client made has ended, because the waiter may have crashed. Both are called by the heartbeat thread, and both send
+so that an attempt without a waiting caller holds no lock. `OpenOffers` settles a lock again when an offer that this
+client made has ended, because the waiter may have crashed. Both are called by the heartbeat thread, and both send
 without waiting for the answer.
 """
 

@@ -1,8 +1,8 @@
-"""One grant as its holder sees it: held, ended or lost, by a local deadline that compares no clocks.
+"""The state of one grant in the holder's process: held, ended or lost, by a local deadline that compares no clocks.
 
-The deadline is the moment *before* the request was sent, plus the ttl, minus a margin, on a clock that also counts the
-time during which the machine was suspended. A renewal that was answered extends it; an unknown outcome never does.
-After the deadline the grant is lost here, whatever the store answers later.
+The deadline is the time *before* the request was sent, plus the ttl, minus a margin, on a clock that also counts the
+time during which the machine was suspended. A renewal that was answered extends it; a renewal with an unknown outcome
+never does. After the deadline the grant counts as lost, whatever the store answers later.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ State = Literal["held", "ended", "lost"]
 
 
 def local_deadline(sent: float, ttl: int) -> float:
-    """When a grant whose request was sent at `sent` must be treated as lost here, at the latest."""
+    """The latest time until which the holder may use a grant whose request was sent at `sent`."""
     length = ttl / MICROSECONDS
     return sent + length - length * DRIFT - LATENESS
 

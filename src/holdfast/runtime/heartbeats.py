@@ -1,10 +1,11 @@
 """Heartbeats, off the user's event loop: one thread per client renews all of its leases in one batch.
 
-The heartbeat thread has its own batcher and connection, so a blocked loop, a CPU-bound step or an exhausted pool costs
-a healthy holder nothing. While a renewal is in progress the thread goes on checking deadlines: a store that does not
-answer must not delay the report that a lease is lost. The thread stops renewing a lease whose holder no longer exists
-or is blocked: a lease that was dropped, whose event loop is closed or was blocked for longer than `max_stall`, or whose
-thread has ended. It also runs what finalisers must not do themselves, and sends the commands of `give_back.py`.
+The heartbeat thread has its own batcher and connection. So no lease is lost because of a blocked loop, a CPU-bound
+step or an exhausted pool. While a renewal is in progress the thread continues to check deadlines: a store that does
+not answer must not delay the report that a lease is lost. The thread stops renewing a lease whose holder no longer
+exists or is blocked: its lease object was garbage-collected, its event loop is closed or was blocked for longer than
+`max_stall`, or its thread has ended. The heartbeat thread also executes operations for finalisers, and sends the
+commands of `give_back.py`.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ class Renewal:
         self.notifiers: list[Notifier] = []  # set when the next renewal is answered
 
     def why_neglected(self, now: float, silences: dict[LoopProbe, float]) -> str:
-        """Why this lease has no working holder any more; empty while it has one. Each loop is probed once per round."""
+        """Why this lease has no working holder any more; empty if it has one. Each loop is probed once per round."""
         if self.dropped or self.handle() is None:
             return "it was dropped without being released"
         if self.probe is not None:
@@ -183,7 +184,7 @@ class Heartbeats:
         return answered
 
     def drop(self, held: LocalGrant) -> None:
-        """Renew this lease no longer."""
+        """Stop renewing this lease."""
         self._renewals.pop(held.id, None)
 
     def lose_all(self, reason: str) -> None:

@@ -1,8 +1,8 @@
 """Liveness of an event loop, measured from another thread.
 
 `LoopProbe` schedules a call on the loop and measures how long the loop takes to run it. It references the loop weakly,
-so it keeps no loop alive. What follows from a blocked loop is decided by the users of the probe: the heartbeat thread
-and the local queues.
+so a loop can be garbage-collected. The users of the probe, the heartbeat thread and the local queues, decide what to
+do if a loop is blocked.
 """
 
 from __future__ import annotations

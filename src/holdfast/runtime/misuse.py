@@ -1,7 +1,7 @@
-"""Mistakes that Python itself explains poorly, each with an error that says what to write instead.
+"""Mistakes for which Python's own message is unclear, each with an error that says what to write instead.
 
-`with` on an async object, `async with` on a sync object, an async call where no event loop of asyncio runs (trio, or
-none at all).
+They are: `with` on an async object, `async with` on a sync object, and an async call where no event loop of asyncio
+runs (with trio, or without an event loop).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A flag that both threads and event loops can wait for.
 
-It is set from any thread, stays set until it is cleared, and costs nothing while there is no waiter. It has no lock, so
-a finaliser may set it at any point: a waiter first adds itself to the list and then reads the flag; a setter first sets
-the flag and then reads the list.
+Any thread may set it. It stays set until it is cleared, and costs no time while there is no waiter. It has no lock,
+so a finaliser may set it at any point. No notification is lost: a waiter first adds itself to the list and then reads
+the flag; a setter first sets the flag and then reads the list.
 """
 
 from __future__ import annotations

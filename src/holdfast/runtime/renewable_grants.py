@@ -1,9 +1,9 @@
 """No lock is granted that could not be renewed: the connection for heartbeats is open before a lock is requested.
 
-At a server's connection limit the connection for commands may be the last that the server accepts. A lease that was
-granted then would be lost at its first renewal, in the middle of its holder's work. So where the heartbeats have no
-connection yet, or have lost it, it is opened first; if that fails, the acquires of the batch are refused and not sent.
-The other commands of the batch, such as releases, are sent.
+At a server's connection limit the connection for commands may be the last connection that the server accepts. A lease
+that is granted then would be lost at its first renewal, in the middle of its holder's work. So if the heartbeats have
+no connection yet, or have lost it, it is opened first. If this fails, the acquires of the batch are refused and not
+sent. The other commands of the batch, such as releases, are sent.
 """
 
 from __future__ import annotations

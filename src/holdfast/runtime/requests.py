@@ -1,6 +1,6 @@
-"""The requests of a batcher: some commands, and what to do with their outcomes.
+"""The requests of a batcher: commands, and the way in which their outcomes are delivered.
 
-A thread waits for its outcomes; an event loop awaits one outcome, or is called back with it. Outcomes for the same
+A thread waits for its outcomes. An event loop awaits one outcome, or gets it by a callback. Outcomes for the same
 loop are delivered together.
 """
 

@@ -1,4 +1,4 @@
-"""Blocking calls of asynchronous methods, in a thread of their own."""
+"""Executes blocking calls of asynchronous methods, each in a thread of its own."""
 
 from __future__ import annotations
 

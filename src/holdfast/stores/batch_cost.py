@@ -20,11 +20,14 @@ from ..commands.runs import (
     PostEvent,
     PublishLimits,
     ReadRun,
+    ReadStream,
     RecordRun,
     ReviveRun,
     StartOrSignal,
     StartRun,
     UnregisterWorker,
+    WatchStream,
+    WriteStream,
 )
 from ..rules.runs.record import Continue, Finish, NewRun, RunEvent
 
@@ -41,6 +44,8 @@ OF_ENTRIES = 2
 """The work of adding a few entries to a journal."""
 OF_A_HISTORY = 50
 """The work of reading the whole journal and inbox of a run, whose length is not known before."""
+OF_A_PAGE = 25
+"""The work of reading a page of a stream."""
 BYTES = 2_048
 """How many bytes in a command count as much work as a lock."""
 
@@ -74,6 +79,7 @@ def work_of(command: Command) -> int:
 def _record(command: RecordRun) -> int:
     entries = command.entries
     work = OF_ENTRIES + len(entries) // 4 + _weight(*entries)
+    work += sum(OF_A_RUN + _weight(*items.values) for items in command.streams)
     if command.children or command.lock_requests or command.then is not None or command.swap is not None:
         runs = len(command.children) + isinstance(command.then, Finish)
         work += OF_A_HISTORY * isinstance(command.then, Continue)
@@ -107,6 +113,9 @@ _ESTIMATES: dict[type[Command], Callable[[Any], int]] = {
     ClaimRuns: lambda command: OF_A_RUN * max(1, len(command.runs) or int(command.limit)),
     ReviveRun: lambda _: OF_A_HISTORY,
     ReadRun: lambda command: OF_A_HISTORY if command.history else OF_A_RUN,
+    WriteStream: lambda command: OF_A_RUN + _weight(*command.values),
+    ReadStream: lambda _: OF_A_PAGE,
+    WatchStream: lambda _: OF_A_RUN,
     PublishLimits: lambda _: AT_ONCE,  # these are about any number of runs
     UnregisterWorker: lambda _: AT_ONCE,
     CountPurgeable: lambda _: AT_ONCE,

@@ -1,9 +1,9 @@
 """Stores over services that offer no more than conditional writes of single records: the compare-and-swap core.
 
-A batch is one read of its records with the service's time, one pass of the rules, and one write of each changed record
-on the condition that it is still as it was read. Only the commands whose write was refused are repeated. Records are
-independent of each other, so these stores support no workflows. `cas_adapter.py` says what a service must offer;
-decision 27 says what happens to a write whose reply is lost.
+A batch is one read of its records with the service's time, one pass of the rules, and one write of each changed
+record on the condition that it has not changed since the read. Only the commands whose write was refused are
+repeated. Records are independent of each other, so these stores support no workflows. `cas_adapter.py` defines what a
+service must offer. Decision 27 describes what happens to a write whose reply is lost.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class CasStore:
         return CasStore(self.service.reopen(), clock=self._clock)
 
     def close(self) -> None:
-        """Release what the connections share."""
+        """Release resources that the connections share."""
         self._closed = True
         self.service.close()
 

@@ -1,8 +1,9 @@
 """What a service must offer so that Holdfast can keep locks and values in it: conditional writes of single records.
 
-An adapter knows nothing of locks. It keeps texts under names, each with a stamp, and writes or removes a text only if
-its stamp is the one that the caller has read. `cas.py` runs the rules over any adapter. Errors of the driver are mapped
-by the adapter: `StoreUnavailable` and its subclasses, `ambiguous` unless it is certain that nothing was done.
+An adapter knows nothing about locks. It stores texts under names. Each text has a stamp, and an adapter writes or
+removes a text only if its stamp is still the stamp that the caller has read. `cas.py` executes the rules with any
+adapter. An adapter converts the errors of its driver to `StoreUnavailable` and its subclasses, with `ambiguous` set
+unless it is certain that nothing was done.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class CasAdapter(Protocol):
     """One connection to the service, bound to one namespace. Used by one thread at a time."""
 
     def read(self, names: Sequence[CasName]) -> CasRead:
-        """Read these records, from the primary and as they are now, in one round trip where the service allows it."""
+        """Read the current version of these records, from the primary, in one round trip if the service allows it."""
 
     def write(self, writes: Sequence[CasWrite]) -> Sequence[bool | None]:
         """Carry out the writes, each atomic by itself, in any order, and return what is known about each of them.
@@ -124,7 +125,7 @@ class CasService(Protocol):
         """
 
     def adjusted(self, command: Command) -> Command:
-        """The command as it is to be decided, in place of the one that was sent.
+        """The command that is decided instead of the command that was sent.
 
         A service without a clock of its own adds the stated difference of its clients' clocks to every ttl here. The
         outcome goes to the caller as the rules made it, and the holder counts its own deadline from the ttl that it
@@ -132,7 +133,7 @@ class CasService(Protocol):
         """
 
     def observed(self, key: str, record: LockRecord, stamp: str, now: int) -> LockRecord:
-        """The record of a lock as the rules are to see it, in place of the one that was read with this stamp.
+        """The record of a lock that the rules get instead of the record that was read with this stamp.
 
         A service that trusts no other client's clock replaces the stored expiries here, by those that follow from how
         long it has seen each holder's entry unchanged.
@@ -141,8 +142,8 @@ class CasService(Protocol):
     def written_back(self, stored: LockRecord, shown: LockRecord, after: LockRecord) -> LockRecord:
         """The record to write. `shown` is what `observed` returned, and `after` is the result of the rules.
 
-        A service that replaces expiries puts back what the rules left unchanged: otherwise every write of one client
-        would look like a renewal of all holders to the others.
+        A service that replaces expiries restores those that the rules have not changed. Otherwise every write of one
+        client would look like a renewal of all holders to the other clients.
         """
 
     def diagnose(self) -> tuple[Finding, ...]:
@@ -152,7 +153,7 @@ class CasService(Protocol):
         """The same service for the child of a fork, which must not use the parent's connections."""
 
     def close(self) -> None:
-        """Release what the connections share."""
+        """Release resources that the connections share."""
 
 
 class CasServiceBase:
@@ -173,7 +174,7 @@ class CasServiceBase:
         return record
 
     def written_back(self, stored: LockRecord, shown: LockRecord, after: LockRecord) -> LockRecord:  # noqa: ARG002
-        """What the rules have made."""
+        """The record that the rules have returned, unchanged."""
         return after
 
     def diagnose(self) -> tuple[Finding, ...]:

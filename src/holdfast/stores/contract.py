@@ -2,10 +2,10 @@
 
 A store holds the records of one namespace; a connection sends commands to it. The main method is
 `Connection.execute(commands) -> outcomes`: each command is atomic by itself and independent of the others in its
-batch, and a batch is one round trip where the server allows it. A command is answered by an outcome, never by an
-exception that would make other commands fail. An exception of `execute` is about the whole batch: a `StoreError`, whose
-`ambiguous` says whether the batch may have been carried out. The docstring of each command in `commands` is its
-specification.
+batch, and a batch is one round trip where the server allows it. The answer to a command is an outcome, never an
+exception that would make other commands fail. If `execute` raises an exception, it applies to the whole batch: a
+`StoreError`, whose `ambiguous` says whether the batch may have been executed. The docstring of each command in
+`commands` is its specification.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Connection(Protocol):
     """A connection to a store. Used by one thread at a time; never shared across a fork."""
 
     def execute(self, commands: Sequence[Command]) -> list[Outcome]:
-        """Carry out the commands in their order, and return one outcome for each, in the same order.
+        """Execute the commands in their order, and return one outcome for each, in the same order.
 
         `now` is the store's clock, read within the atomic step. After the step is durable, hints are sent to the
         attempts in the outcomes' `woken` and `hinted`; attempts of runs get an event within the step instead. Where a
@@ -152,10 +152,10 @@ class Store(Protocol):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What this store can promise."""
+        """The promises of this store."""
 
     def connect(self, role: Role) -> Connection:
-        """Open a connection. Where the store makes callers wait, `heartbeats` go first."""
+        """Open a connection. If callers have to wait for the store, connections for `heartbeats` go first."""
 
     def watch(self, channel: str, on_hint: Hint) -> Watch:
         """Subscribe to hints for attempts whose id begins with `channel` and a dot.
@@ -173,4 +173,4 @@ class Store(Protocol):
         """The same store, opened again for the child of a fork, which must not use this one any more."""
 
     def close(self) -> None:
-        """Release what the connections share. The connections have been closed before."""
+        """Release resources that the connections share. The connections have been closed before."""

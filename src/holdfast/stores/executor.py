@@ -1,10 +1,10 @@
 """Executes a batch by the rules in Python, over a store that answers questions and writes changes.
 
 Such a store implements `RecordSource`. A batch is one read of all records that its commands will probably need, one
-pass of the rules (`decisions.py`), and one write; where a rule needs more, it runs again after a larger read. Records
-that another transaction has locked, or that another client changed in the meantime, are never guessed: their commands
-are left for the next try. Commands that cannot be written together are decided in halves, down to the one command
-that fails.
+pass of the rules (`decisions.py`), and one write. If a rule needs more records, it is executed again after a larger
+read. If another transaction has locked a record, or another client has changed it in the meantime, the commands about
+this record are left for the next try. If commands cannot be written together, the batch is split in halves, down to
+the one command that fails.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def _cut(commands: Sequence[Command]) -> Iterator[Sequence[Command]]:
 
 
 def kind_of(command: Command) -> str:
-    """How a command is carried out: neighbours that are "decisions" go together, each of the others by itself."""
+    """How a command is executed: adjacent "decisions" are executed together, each other command by itself."""
     if isinstance(command, SCANS):
         return "scans"
     return "sweeps" if isinstance(command, SWEEPS) else "decisions"

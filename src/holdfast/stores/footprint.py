@@ -7,6 +7,7 @@ prediction. `footprint` is called again with the answers that were read before, 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -22,16 +23,30 @@ from ..commands import (
 )
 from ..commands import purging as p
 from ..commands import runs as r
+from ..commands.answers import REQUESTS, AnswerApproval, PostUpdate
 from ..rules.lock_record import LockRecord
 from ..rules.runs import record as rule
 from ..rules.runs.admission import FIRST_LOOK
+from ..rules.runs.approvals import open_key
 from ..rules.runs.limits import LimitKey, WorkflowLimits, group_of
 from ..rules.runs.lock_requests import run_of_attempt
-from ..rules.runs.purging import RUNS_AT_ONCE
+from ..rules.runs.own_records import own_key, own_prefix
+from ..rules.runs.purging import RUNS_AT_ONCE, at_once, record_prefixes
 from ..rules.runs.record import Continue, Finish, NewRun, Run, RunEvent
+from ..rules.runs.requests import (
+    ANSWERED_PAGE,
+    ANSWERED_PAGES,
+    APPROVAL,
+    APPROVAL_NAME,
+    OPEN_APPROVAL,
+    UPDATE,
+    RunRequests,
+)
 from ..rules.runs.signal_keys import SIGNAL_KEY, SIGNAL_KEY_PAGE, page_key, record_key
 from ..rules.runs.transitions import ORPHANS_AT_ONCE
 from ..rules.runs.tree import TREE_MEMBER, tree_key, tree_prefix
+from ..rules.runs.updates import page_key as page_key_of_answers
+from . import stream_footprint as of_streams
 from .batch_view import FEW, rounded
 from .questions import (
     Claimable,
@@ -92,6 +107,10 @@ def footprint(command: Command, known: Snapshot | None) -> Questions:
         yield from _record(command, known)
     elif isinstance(command, r.ClaimRuns):
         yield from _claim(command, known)
+    elif isinstance(command, r.WriteStream | r.ReadStream | r.WatchStream):
+        yield from of_streams.footprint(command, partial(_look, known))
+    elif isinstance(command, REQUESTS):
+        yield from _request(command, known)
     elif isinstance(command, r.RunCommand):
         yield from _purge(command, known) if isinstance(command, p.PURGES) else _other(command, known)
 
@@ -189,6 +208,7 @@ def _tree(root: str, after: str, limit: int, known: Snapshot | None, *, slots: b
     yield names
     if slots:
         yield SlotsOf(root)
+        yield from _belongings(root, known)
     for key in _look(known, names) or ():  # type: ignore[attr-defined]
         yield RecordAt(TREE_MEMBER.name, key)
         text = _look(known, RecordAt(TREE_MEMBER.name, key))
@@ -197,6 +217,17 @@ def _tree(root: str, after: str, limit: int, known: Snapshot | None, *, slots: b
             yield RunById(member)
             if slots:
                 yield SlotsOf(member)
+                yield from _belongings(member, known)
+
+
+def _belongings(id: str, known: Snapshot | None) -> Questions:
+    """The records that are removed with a run."""
+    run = _look(known, RunById(id))
+    for kind, prefix in record_prefixes(run) if isinstance(run, Run) else ():
+        names = RecordsAfter(at_once(kind), kind.name, prefix, "")
+        yield names
+        for key in _look(known, names) or ():  # type: ignore[attr-defined]
+            yield RecordAt(kind.name, key)
 
 
 def _start(new: NewRun, worker: str, known: Snapshot | None) -> Questions:
@@ -261,8 +292,11 @@ def _record(command: r.RecordRun, known: Snapshot | None) -> Questions:
         yield from _lock(ask.key, known)
     run = _look(known, RunById(command.run))
     if isinstance(run, Run):
+        for items in command.streams:
+            yield from of_streams.added(run, items, partial(_look, known))
         if run.posted > command.seen:
             yield RunEvents(command.run, command.seen)
+        yield from _requests(run, command.requests, known)
         if isinstance(command.then, Finish):
             yield from _finish(run, known)
         elif isinstance(command.then, Continue):
@@ -301,6 +335,8 @@ def _finish(run: Run, known: Snapshot | None) -> Questions:
             yield from _queue(run.workflow, place, known)
     for _, key in run.locks:
         yield from _lock(key, known)
+    for name in run.approvals:
+        yield from _open_approval(run, name, known)
 
 
 def _queue(workflow: str, place: LimitKey, known: Snapshot | None) -> Questions:
@@ -415,6 +451,50 @@ def _one_run(command: ONE_RUN, known: Snapshot | None) -> Questions:
             yield LockByKey(rule.run_key(run.workflow, run.id))
         if isinstance(command, r.FailRun):
             yield from _finish(run, known)
+
+
+def _request(command: REQUESTS, known: Snapshot | None) -> Questions:
+    """The questions about a request to a run, or by a run."""
+    yield RunById(command.run)
+    yield RegisteredWorkers()
+    run = _look(known, RunById(command.run))
+    if not isinstance(run, Run):
+        return
+    if run.worker:
+        yield LockByKey(rule.worker_key(run.worker))
+    if isinstance(command, AnswerApproval):
+        yield RecordAt(APPROVAL_NAME.name, own_key(run, command.name))
+        yield RecordAt(APPROVAL.name, own_key(run, command.name))
+        yield from _open_approval(run, command.name, known)
+    else:
+        key = command.event.key if isinstance(command, PostUpdate) else command.key
+        yield RecordAt(UPDATE.name, own_key(run, key))
+
+
+def _requests(run: Run, requests: RunRequests, known: Snapshot | None) -> Questions:
+    """What a record reads for the requests that it answers, opens and closes."""
+    if requests.replies:
+        pages = RecordAt(ANSWERED_PAGES.name, own_prefix(run))
+        yield pages
+        for reply in requests.replies:
+            yield RecordAt(UPDATE.name, own_key(run, reply.key))
+        text = _look(known, pages)
+        last = ANSWERED_PAGES.decode("", text).last if isinstance(text, str) else 1
+        yield RecordAt(ANSWERED_PAGE.name, page_key_of_answers(run, last))
+    for new in requests.opens:
+        yield RecordAt(APPROVAL.name, own_key(run, new.id))
+        yield RecordAt(APPROVAL_NAME.name, own_key(run, new.name))
+        yield RecordAt(OPEN_APPROVAL.name, open_key(run, new.at, new.id))
+    for name in requests.closes:
+        yield from _open_approval(run, name, known)
+
+
+def _open_approval(run: Run, id: str, known: Snapshot | None) -> Questions:
+    """The record of an open request, and its row in the list of open ones."""
+    there = RecordAt(APPROVAL.name, own_key(run, id))
+    yield there
+    if isinstance(text := _look(known, there), str):
+        yield RecordAt(OPEN_APPROVAL.name, open_key(run, APPROVAL.decode("", text).asked_at, id))
 
 
 def _import(run: Run, known: Snapshot | None) -> Questions:

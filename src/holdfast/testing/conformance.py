@@ -16,13 +16,14 @@ from __future__ import annotations
 
 from .suite.clients import ClientTests
 from .suite.commands import CommandTests
-from .suite.generations import GenerationTests
 from .suite.histories import HistoryTests
 from .suite.paging import PagingTests
 from .suite.purging import PurgeTests
 from .suite.records import RecordTests
+from .suite.requests import RequestTests
 from .suite.resends import ResendTests
 from .suite.slots import SlotTests
+from .suite.streams import StreamTests
 
 
 class StoreConformance(
@@ -31,7 +32,8 @@ class StoreConformance(
     SlotTests,
     RecordTests,
     PurgeTests,
-    GenerationTests,
+    StreamTests,
+    RequestTests,
     PagingTests,
     HistoryTests,
     ClientTests,

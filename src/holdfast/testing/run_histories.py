@@ -11,14 +11,27 @@ from msgspec.structs import replace
 from .. import commands as c
 from ..commands import purging as p
 from ..commands import runs as r
+from ..commands.answers import AnswerApproval, PostUpdate, WatchUpdate
 from ..rules.lock_outcomes import Granted, Outcome
 from ..rules.lock_record import EMPTY, LockRecord
 from ..rules.runs import record as rule
 from ..rules.runs.lock_queue import reader_of
 from ..rules.runs.locks import notify_offered
-from ..rules.runs.outcomes import Blocked, Claimed, Posted, PurgeStep, Recorded, RunRefused, Started
+from ..rules.runs.outcomes import (
+    ApprovalSeen,
+    Blocked,
+    Claimed,
+    Posted,
+    PurgeStep,
+    Recorded,
+    RunRefused,
+    Started,
+    UpdateSeen,
+)
 from ..rules.runs.record import Continue, Ending, Finish, NewRun, OnExisting, Park, Past, Run, RunEvent, Scalar
 from ..rules.runs.repository import RunFilter
+from ..rules.runs.requests import NO_REQUESTS, NewApproval, Reply, RunRequests
+from ..rules.runs.stream_records import CodeItems
 from ..rules.slot import EMPTY_SLOT, Address, Conflict, Slot, SlotSeen, Swap
 from ..stores.common import decided_alone
 from ..stores.memory.runs import MemoryRunRepository
@@ -28,6 +41,8 @@ WORKFLOWS = ("order", "mail", "order@2")
 SLOTS: tuple[Address, ...] = (("workflow", "order", "total"), ("execution", "run-0", "seats: é"))
 TYPES = ("order", "mail", "order@2", "order@*")
 ENGINES = ("e1", "e2")
+UPDATES = ("u1", "u2", "u3")
+APPROVALS = ("refund", "refund#2", "pay")
 VALUES = (None, "1", '{"a":[1,2.50]}', '"\\u0000 é 😀"')
 
 
@@ -107,7 +122,7 @@ class RunHistoryGenerator:
                 self.seen[command.address] = outcome
             elif isinstance(outcome, Conflict) and isinstance(command, r.RecordRun) and command.swap is not None:
                 self.seen[command.swap.address] = outcome
-            elif isinstance(outcome, Started | Posted | Blocked):
+            elif isinstance(outcome, Started | Posted | Blocked | UpdateSeen | ApprovalSeen):
                 self._note(outcome.run)
             elif isinstance(outcome, Claimed):
                 self.known.update({claim.run.id: claim.run for claim in outcome.claims})
@@ -229,6 +244,80 @@ class RunHistoryGenerator:
             children=tuple(self._new(parent=run.id) for _ in range(pick.choice([0, 0, 0, 0, 1, 2]))),
             attributes=pick.choice([None, None, None, self._attributes()]),
             swap=pick.choice([None, None, self._swap()]),
+            streams=pick.choice([(), (), (), self._code_items()]),
+            requests=pick.choice([NO_REQUESTS] * 7 + [self._requests_of_a_record()]),
+        )
+
+    def _code_items(self) -> tuple[CodeItems, ...]:
+        pick = self.random
+        return tuple(
+            CodeItems(name=name, index=pick.choice([0, 3]), values=self._values(), max_bytes=pick.choice([300, 10**6]))
+            for name in pick.choice([("s",), ("s", "é")])
+        )
+
+    def _values(self) -> tuple[str, ...]:
+        return tuple(self.random.choice(['"é"', "1", "null"]) for _ in range(self.random.choice([1, 2, 40, 130])))
+
+    def _stream(self) -> c.Command:
+        """An attempt of a step that writes, or a reader."""
+        pick = self.random
+        run = self.known.get(self._any_id()) or Run(id="nobody", type="order", created_at=0)
+        name, after, first = (
+            pick.choice(["s", "é"]),
+            pick.choice([None, -1, 0, 3, 63, 200]),
+            pick.choice([run.first, 2]),
+        )
+        chunk = pick.choice([-1, 0, 5, 64])
+        if (what := pick.random()) < 0.2:
+            return r.ReadStream(
+                run=run.id, name=name, after=after, limit=pick.choice([1, 99]), first=first, chunk=chunk
+            )
+        if what < 0.4:
+            reader = f"{pick.choice('xyz')}.{pick.randrange(3)}"
+            return r.WatchStream(run=run.id, name=name, id=reader, after=after, first=first, chunk=chunk)
+        return r.WriteStream(
+            run=run.id,
+            fence=run.fence + pick.choice([0] * 12 + [1]),
+            first=first,
+            name=name,
+            step=pick.choice(["a", "b"]),
+            attempt=1,
+            serial=pick.choice([1, 1, 2, 3]),
+            number=pick.choice([0, 0, 0, 1, 2, 40]),
+            values=pick.choice([(), self._values(), self._values()]),
+            over=pick.random() < 0.2,
+            max_bytes=pick.choice([300, 10**6]),
+        )
+
+    def _requests_of_a_record(self) -> RunRequests:
+        """Answers to updates, and approvals that are opened and closed."""
+        pick = self.random
+        names = pick.sample(APPROVALS, pick.choice([0, 1, 1, 2]))
+        replies = [
+            Reply(key=key, answer=str(pick.random()), refused=pick.random() < 0.3)
+            for key in pick.sample(UPDATES, pick.choice([0, 1, 1, 2]))
+        ]
+        opens = (NewApproval(id=one, name=one.partition("#")[0], data='"é"', at=pick.choice([1, 2])) for one in names)
+        closes = tuple(pick.sample(APPROVALS, pick.choice([0, 0, 1])))
+        return RunRequests(replies=tuple(replies), opens=tuple(opens), closes=closes)
+
+    def _request_of_a_client(self) -> c.Command:
+        """A request to a run, or the answer to one of its requests."""
+        pick = self.random
+        run, watcher = self._any_id(), f"{pick.choice('xyz')}.{pick.randrange(3)}"
+        event = RunEvent(kind="update", name="add", payload="[7]", key=pick.choice(UPDATES))
+        return pick.choice(
+            [
+                PostUpdate(run=run, event=event, watcher=watcher),
+                WatchUpdate(run=run, first=pick.choice([1, 1, 2]), key=event.key, watcher=watcher),
+                AnswerApproval(
+                    run=run,
+                    name=pick.choice([*APPROVALS, "refund#1"]),
+                    approved=pick.random() < 0.5,
+                    by="ann",
+                    request=self._request(),
+                ),
+            ]
         )
 
     def _swap(self) -> Swap:
@@ -406,6 +495,7 @@ class RunHistoryGenerator:
             (30, self._record),
             (10, self._post),
             (4, self._revive),
+            (8, self._request_of_a_client),
             (2, self._fork),
             (1, self._import),
             (3, self._block),
@@ -423,6 +513,7 @@ class RunHistoryGenerator:
             (2, r.ListWorkers),
             (2, lambda: self._lock_run(run)),
             (9, self._purge),
+            (14, self._stream),
             *self._more(),
         ]
         (command,) = pick.choices([maker for _, maker in makers], weights=[weight for weight, _ in makers])

@@ -1,6 +1,7 @@
 """Workflows: async functions whose steps are recorded, so that a run survives the process that drives it."""
 
 from .context import ChildHandle, Context, StepInfo, current_step
+from .context_requests import Approval, UpdateRequest
 from .continuing import ContinueAsNew
 from .definition import Retry, Step, Workflow, step, workflow
 from .engine import Engine, RunHandle
@@ -10,9 +11,14 @@ from .limits import Admission, Concurrency, Rate
 from .purging import PurgeReport
 from .queries import BlockInfo, LimitCancelInfo, RunInfo, RunsPage
 from .replay_locks import RunLease
+from .requests import ApprovalsPage, OpenApproval
+from .stream_writers import StreamWriter
+from .streams import StreamItem
 
 __all__ = [
     "Admission",
+    "Approval",
+    "ApprovalsPage",
     "BlockInfo",
     "ChildHandle",
     "Concurrency",
@@ -20,6 +26,7 @@ __all__ = [
     "ContinueAsNew",
     "Engine",
     "LimitCancelInfo",
+    "OpenApproval",
     "PurgeReport",
     "Rate",
     "ReplayReport",
@@ -31,6 +38,9 @@ __all__ = [
     "RunsPage",
     "Step",
     "StepInfo",
+    "StreamItem",
+    "StreamWriter",
+    "UpdateRequest",
     "Workflow",
     "current_step",
     "step",

@@ -1,7 +1,7 @@
 """Recognises from which function of asyncio the loop of workflow code is called, by the caller's code object.
 
-asyncio does not pass on what the loop must know: what a future is waited for, that a timeout is 0, in which order
-coroutines were given. It is in the variables of asyncio's own functions, which are read here, and nowhere else.
+The loop needs some facts that asyncio does not pass to it: what a future waits for, whether a timeout is 0, in which
+order coroutines were given. These facts are in the variables of asyncio's own functions. Only this module reads them.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ _MARK = re.compile(r"\.attempt-[0-9]+(?=/|$)")
 
 
 def marked(child: str, attempt: int) -> str:
-    """The id of a child without an id of its own, in this attempt of its parent.
+    """The id, in this attempt of the parent, of a child that was started without `id=`.
 
     >>> marked("top/mid", 1), marked("top/mid", 2)
     ('top/mid', 'top/mid.attempt-2')
@@ -22,12 +22,12 @@ def marked(child: str, attempt: int) -> str:
 
 
 def is_marked(run: str) -> bool:
-    """Whether a run was started by a later attempt of a run above it."""
+    """Whether a run was started by the second or a later attempt of one of its ancestors."""
     return _MARK.search(run) is not None
 
 
 def same_but_for_attempts(one: str, other: str) -> bool:
-    """Whether two runs are the same code, started in different attempts of a run above them.
+    """Whether two runs are the same child of the code, started in different attempts of an ancestor.
 
     >>> same_but_for_attempts("top/mid.attempt-3/low", "top/mid/low"), same_but_for_attempts("top/mid", "top/low")
     (True, False)

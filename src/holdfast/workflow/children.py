@@ -1,8 +1,9 @@
 """The children of a run, for its driver: cancels that must be delivered, and children of earlier attempts.
 
 A cancel is sent again until it is answered, and a run does not end before that. From the second attempt of a workflow
-on, a child may exist already: a child that has not ended is adopted, a completed child keeps its result, any other is
-restarted. A child that another run has started is refused, also if that run was the same code in another attempt.
+on, a child may exist already. If it has not ended, the run waits for it; if it has completed, it keeps its result;
+any other child is restarted. A child that another run has started is refused, also if that run was the same code in
+another attempt.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Children:
         settled: Callable[[], None],
         refused: Callable[[Outcome | HoldfastError], None],
     ) -> None:
-        """`settled` is called when a command was answered, `refused` when the run cannot be driven here any longer."""
+        """`settled` is called when a command was answered, `refused` when this process must leave the run."""
         self._host, self._code, self._settled, self._refused = host, code, settled, refused
         self._gave_up = False
         self._cancels: deque[tuple[Barrier, str]] = deque()
@@ -78,7 +79,7 @@ class Children:
         self._gave_up = True
 
     def leave(self) -> None:
-        """Send nothing more, and ignore late answers."""
+        """Send no further command, and ignore late answers."""
         self._left = True
         self._cancels.clear()
 

@@ -6,7 +6,7 @@ A workflow is given by its definition or by its name; the process needs no engin
 from __future__ import annotations
 
 import builtins
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Generator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from os import PathLike
@@ -28,6 +28,8 @@ from .history import RunHistory, export, history_of
 from .importing import import_history
 from .purging import Purge, PurgeReport, checked_request
 from .queries import RunInfo, RunQueries, RunsPage, checked_timeout, wanted_runs
+from .requests import RequestQueries
+from .streams import StreamItem, StreamReader, read, read_async
 
 I = TypeVar("I")  # noqa: E741
 O = TypeVar("O")  # noqa: E741
@@ -70,18 +72,65 @@ class AsyncRunQueries:
         after: str | None = None,
         limit: int = 100,
     ) -> RunsPage:
-        """A page of runs, the newest first; `after` is the `next` of the page before."""
+        """A page of runs, the newest first; `after` is `next` of the previous page."""
         wanted = wanted_runs(
             status=status, workflow=workflow, since=since, until=until, attributes=attributes, prefix=prefix
         )
         return await self._run(self._ready().list(wanted, after=after, limit=limit))
 
+    @overload
+    def stream(
+        self, run_id: str, name: str, *, after: int | None = None, type: type[T]
+    ) -> AsyncGenerator[StreamItem[T], None]: ...
+    @overload
+    def stream(
+        self, run_id: str, name: str, *, after: int | None = None, type: Any = None
+    ) -> AsyncGenerator[StreamItem[Any], None]: ...
+    def stream(
+        self, run_id: str, name: str, *, after: int | None = None, type: Any = None
+    ) -> AsyncGenerator[StreamItem[Any], None]:
+        """The items of a stream of a run, as they come, until the run has ended, for `async for`.
+
+        Without `after` it begins with the first item that is kept; with the offset of an item, behind that item. Raises
+        `StreamTruncated` if items behind it are not kept any more. `type` is what each item is read as.
+        """
+        queries = self._ready()
+        reader = StreamReader(queries, run_id, name, after=after, type=type)
+        return read_async(reader, queries.client.runtime.batchers)
+
     async def signal(self, run_id: str, name: str, payload: Any = None, *, idempotency_key: str | None = None) -> None:
         """Send a signal to a run that has not ended. It is kept until the run reads it; one key counts once."""
         await self._run(self._ready().signal(run_id, name, payload, idempotency_key))
 
+    async def update(
+        self,
+        run_id: str,
+        name: str,
+        payload: Any = None,
+        *,
+        timeout: Duration | None = None,  # noqa: ASYNC109  (the usual name)
+        idempotency_key: str | None = None,
+        type: Any = None,
+    ) -> Any:
+        """Send a request to a run and wait for its reply, read as `type`; the run receives it by `ctx.updates(name)`.
+
+        Raises `UpdateRefused`, `UpdateTimeout` after `timeout`, or `RunEnded` if the run ends without an answer. With
+        the `idempotency_key` of an earlier request, that one's answer is returned.
+        """
+        requests = RequestQueries(self._ready().client, max_bytes=self._ready().max_bytes)
+        return await self._run(
+            requests.update(
+                run_id,
+                name,
+                payload,
+                timeout=checked_timeout(timeout),
+                idempotency_key=idempotency_key,
+                output=Any if type is None else type,
+            )
+        )
+
     async def cancel(self, run_id: str) -> None:
-        """Cancel a run, wherever it is driven; its `finally` blocks have half a minute."""
+        """Cancel a run, in whichever process it is driven; its `finally` blocks have 30 seconds."""
         await self._run(self._ready().cancel(run_id))
 
     async def retry(self, run_id: str) -> RunInfo:
@@ -89,7 +138,7 @@ class AsyncRunQueries:
         return await self._run(self._ready().revive(run_id, restart=False))
 
     async def fail(self, run_id: str, reason: str) -> RunInfo:
-        """Give up a run that no worker drives, such as a blocked one: it ends as failed, and its locks are released."""
+        """End a run that no worker drives, such as a blocked run, as failed; its locks are released."""
         return await self._run(self._ready().fail(run_id, reason))
 
     async def restart(self, run_id: str) -> RunInfo:
@@ -101,8 +150,8 @@ class AsyncRunQueries:
     ) -> RunInfo:
         """Start a new run with the history of this one before a step, or before its failure; it continues from there.
 
-        `from_step` is the id of the step as `holdfast runs show` prints it, such as `charge#2`. What is kept is not
-        executed again; steps from there on have idempotency keys of their own. `input` replaces the input.
+        `from_step` is the id of the step as `holdfast runs show` prints it, such as `charge#2`. Kept steps are not
+        executed again; the named step and later steps have new idempotency keys. `input` replaces the input.
         """
         return await self._run(fork(self._ready(), run_id, from_step=from_step, input=input, id=id))
 
@@ -114,10 +163,10 @@ class AsyncRunQueries:
         workflow: Workflow[Any, Any] | str | None = None,
         dry_run: bool = False,
     ) -> PurgeReport:
-        """Remove runs that ended longer than `older_than` ago, with all runs below them; or count them (`dry_run`).
+        """Remove runs that ended longer than `older_than` ago, with their descendants; or count them (`dry_run`).
 
-        `status` and `workflow` are those of the first run of a tree. A tree stays as a whole while one of its runs has
-        not ended, or has ended later.
+        `status` and `workflow` select trees by their first run. A tree stays as a whole while one of its runs has not
+        ended, or ended more recently.
         """
         request = checked_request(older_than=older_than, status=status, workflow=workflow, dry_run=dry_run)
         return await self._run(Purge(request, events=self._ready().client.events).run())
@@ -129,7 +178,7 @@ class AsyncRunQueries:
     async def import_(
         self, history: RunHistory | str | PathLike[str], *, id: str | None = None, run: bool = False
     ) -> RunInfo:
-        """Write a run that `export` has read, or its file, into this store, for debugging. Nothing of it is executed.
+        """Store a run that was exported, or its file, in this store. Nothing of it is executed.
 
         A run that had not ended is written as cancelled. With `run=True` it continues here instead.
         """
@@ -292,10 +341,10 @@ class Runs(_BaseRuns):
         payload: Any = None,
         idempotency_key: str | None = None,
     ) -> str:
-        """Send a signal to the run with this id; where none is living, start one that has it as its first event.
+        """Send a signal to the run with this id; if there is none that has not ended, start one with this signal.
 
         Both are one step. An ended run is replaced, unless it has received a signal with this idempotency key: then
-        nothing is started or sent. Returns the id. If a limit does not let the run begin, the signal is not sent.
+        nothing is started or sent. Returns the id. If a limit does not admit the new run, the signal is not sent.
         """
         flow = self._start_or_signal(
             workflow, input, id=id, name=name, payload=payload, idempotency_key=idempotency_key
@@ -318,15 +367,59 @@ class Runs(_BaseRuns):
         after: str | None = None,
         limit: int = 100,
     ) -> RunsPage:
-        """A page of runs, the newest first; `after` is the `next` of the page before."""
+        """A page of runs, the newest first; `after` is `next` of the previous page."""
         wanted = wanted_runs(
             status=status, workflow=workflow, since=since, until=until, attributes=attributes, prefix=prefix
         )
         return run(self._queries.list(wanted, after=after, limit=limit), self._client.runtime.batchers)
 
+    @overload
+    def stream(
+        self, run_id: str, name: str, *, after: int | None = None, type: type[T]
+    ) -> Generator[StreamItem[T], None, None]: ...
+    @overload
+    def stream(
+        self, run_id: str, name: str, *, after: int | None = None, type: Any = None
+    ) -> Generator[StreamItem[Any], None, None]: ...
+    def stream(
+        self, run_id: str, name: str, *, after: int | None = None, type: Any = None
+    ) -> Generator[StreamItem[Any], None, None]:
+        """The items of a stream of a run, as they come, until the run has ended, for a `for` loop.
+
+        Without `after` it begins with the first item that is kept; with the offset of an item, behind that item. Raises
+        `StreamTruncated` if items behind it are not kept any more. `type` is what each item is read as.
+        """
+        reader = StreamReader(self._queries, run_id, name, after=after, type=type)
+        return read(reader, self._client.runtime.batchers)
+
     def signal(self, run_id: str, name: str, payload: Any = None, *, idempotency_key: str | None = None) -> None:
         """Send a signal to a run that has not ended."""
         run(self._queries.signal(run_id, name, payload, idempotency_key), self._client.runtime.batchers)
+
+    def update(
+        self,
+        run_id: str,
+        name: str,
+        payload: Any = None,
+        *,
+        timeout: Duration | None = None,
+        idempotency_key: str | None = None,
+        type: Any = None,
+    ) -> Any:
+        """Send a request to a run and wait for its reply, read as `type`; the run receives it by `ctx.updates(name)`.
+
+        Raises `UpdateRefused`, `UpdateTimeout` after `timeout`, or `RunEnded` if the run ends without an answer. With
+        the `idempotency_key` of an earlier request, that one's answer is returned.
+        """
+        flow = RequestQueries(self._client, max_bytes=self._queries.max_bytes).update(
+            run_id,
+            name,
+            payload,
+            timeout=checked_timeout(timeout),
+            idempotency_key=idempotency_key,
+            output=Any if type is None else type,
+        )
+        return run(flow, self._client.runtime.batchers)
 
     def cancel(self, run_id: str) -> None:
         """Cancel a run."""
@@ -339,7 +432,7 @@ class Runs(_BaseRuns):
     def result(
         self, run_id: str, timeout: Duration | None = None, *, workflow: Workflow[Any, Any] | None = None
     ) -> Any:
-        """Wait for what a run returns. Raises `WorkflowFailed`, or `RunResultTimeout` after `timeout`."""
+        """Wait for the result of a run. Raises `WorkflowFailed`, or `RunResultTimeout` after `timeout`."""
         output = Any if workflow is None else workflow.output_type
         return run(self._queries.result(run_id, output, checked_timeout(timeout)), self._client.runtime.batchers)
 
@@ -348,7 +441,7 @@ class Runs(_BaseRuns):
         return run(self._queries.revive(run_id, restart=False), self._client.runtime.batchers)
 
     def fail(self, run_id: str, reason: str) -> RunInfo:
-        """Give up a run that no worker drives, such as a blocked one: it ends as failed, and its locks are released."""
+        """End a run that no worker drives, such as a blocked run, as failed; its locks are released."""
         return run(self._queries.fail(run_id, reason), self._client.runtime.batchers)
 
     def restart(self, run_id: str) -> RunInfo:
@@ -360,8 +453,8 @@ class Runs(_BaseRuns):
     ) -> RunInfo:
         """Start a new run with the history of this one before a step, or before its failure; it continues from there.
 
-        `from_step` is the id of the step as `holdfast runs show` prints it, such as `charge#2`. What is kept is not
-        executed again; steps from there on have idempotency keys of their own. `input` replaces the input.
+        `from_step` is the id of the step as `holdfast runs show` prints it, such as `charge#2`. Kept steps are not
+        executed again; the named step and later steps have new idempotency keys. `input` replaces the input.
         """
         flow = fork(self._queries, run_id, from_step=from_step, input=input, id=id)
         return run(flow, self._client.runtime.batchers)
@@ -374,10 +467,10 @@ class Runs(_BaseRuns):
         workflow: Workflow[Any, Any] | str | None = None,
         dry_run: bool = False,
     ) -> PurgeReport:
-        """Remove runs that ended longer than `older_than` ago, with all runs below them; or count them (`dry_run`).
+        """Remove runs that ended longer than `older_than` ago, with their descendants; or count them (`dry_run`).
 
-        `status` and `workflow` are those of the first run of a tree. A tree stays as a whole while one of its runs has
-        not ended, or has ended later.
+        `status` and `workflow` select trees by their first run. A tree stays as a whole while one of its runs has not
+        ended, or ended more recently.
 
         >>> from holdfast import Client
         >>> with Client("memory://") as hf:
@@ -396,7 +489,7 @@ class Runs(_BaseRuns):
     def import_(
         self, history: RunHistory | str | PathLike[str], *, id: str | None = None, run: bool = False
     ) -> RunInfo:
-        """Write a run that `export` has read, or its file, into this store, for debugging. Nothing of it is executed.
+        """Store a run that was exported, or its file, in this store. Nothing of it is executed.
 
         A run that had not ended is written as cancelled. With `run=True` it continues here instead.
         """
@@ -521,10 +614,10 @@ class AsyncRuns(_BaseRuns, AsyncRunQueries):
         payload: Any = None,
         idempotency_key: str | None = None,
     ) -> str:
-        """Send a signal to the run with this id; where none is living, start one that has it as its first event.
+        """Send a signal to the run with this id; if there is none that has not ended, start one with this signal.
 
         Both are one step. An ended run is replaced, unless it has received a signal with this idempotency key: then
-        nothing is started or sent. Returns the id. If a limit does not let the run begin, the signal is not sent.
+        nothing is started or sent. Returns the id. If a limit does not admit the new run, the signal is not sent.
         """
         flow = self._start_or_signal(
             workflow, input, id=id, name=name, payload=payload, idempotency_key=idempotency_key
@@ -546,6 +639,6 @@ class AsyncRuns(_BaseRuns, AsyncRunQueries):
         *,
         workflow: Workflow[Any, Any] | None = None,
     ) -> Any:
-        """Wait for what a run returns. Raises `WorkflowFailed`, or `RunResultTimeout` after `timeout`."""
+        """Wait for the result of a run. Raises `WorkflowFailed`, or `RunResultTimeout` after `timeout`."""
         output = Any if workflow is None else workflow.output_type
         return await self._run(self._queries.result(run_id, output, checked_timeout(timeout)))

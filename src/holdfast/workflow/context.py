@@ -15,21 +15,24 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, overload
 import msgspec
 
 from ..errors import InvalidOption, InvalidValue, InvalidWorkflow, NotInWorkflow
-from ..rules.runs.record import NewRun, Scalar, generation_id, workflow_of
+from ..rules.runs.record import NewRun, RunEvent, Scalar, generation_id, workflow_of
 from ..rules.slot import Address
 from ..runtime.codec import encode_value
 from ..state.compare_and_swap import Decide
 from ..validation import Duration, checked_key, seconds
 from .attempts import marked
 from .context_locks import ContextLocks
+from .context_requests import ContextRequests
 from .context_state import RunStates
 from .continuing import ContinueAsNew
 from .definition import ONCE, Retry, Step, Workflow, checked_name, checked_retry, current_context, step_of
 from .limits import places_of
 from .start import checked_attributes, checked_run_id
+from .stream_writers import StreamWriter
 
 if TYPE_CHECKING:
     from .replay import Replay
+    from .step_streams import AttemptStreams
 
 I = TypeVar("I")  # noqa: E741
 O = TypeVar("O")  # noqa: E741
@@ -38,8 +41,8 @@ R = TypeVar("R")
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-class StepInfo(msgspec.Struct, frozen=True):
-    """What a step knows about itself. Its idempotency key is the same in every attempt of this step.
+class StepInfo(msgspec.Struct, frozen=True, repr_omit_defaults=True):
+    """The step that is executed: its run, id and attempt. Its key is the same in every attempt of this step.
 
     From the second generation of the run on, the key contains the generation: `order-7~2:charge`.
     """
@@ -48,10 +51,24 @@ class StepInfo(msgspec.Struct, frozen=True):
     step_id: str
     attempt: int
     generation: int = 1
+    _streams: AttemptStreams | None = None
+
+    def stream(self, name: str, *, type: Any = None) -> StreamWriter:
+        """A stream of the run, to which this step writes items for readers: `stream("tokens").write("Hello")`.
+
+        The items are stored before the result of this attempt. `type` is what they are written as, where they are not
+        plain JSON. After the end of this attempt, `write` raises `StreamWriteRefused`.
+        """
+        if self._streams is None:
+            raise InvalidOption(
+                f"the step {self.step_id!r} is a transaction, which cannot write to a stream: another connection would "
+                "have to write beside it. Write before or after it, in the workflow or in a step."
+            )
+        return self._streams.stream(checked_key(name, what="stream name"), type)
 
     @property
     def idempotency_key(self) -> str:
-        """Give this to the service that executes an effect, so that the effect happens once."""
+        """Pass this key to the service that executes an effect, so that the effect happens once."""
         return f"{generation_id(self.run_id, self.generation)}:{self.step_id}"
 
 
@@ -59,7 +76,7 @@ _current_step: ContextVar[StepInfo | None] = ContextVar("holdfast_step", default
 
 
 def step_scope(info: StepInfo) -> None:
-    """From here on the code that runs is the body of a step, not workflow code."""
+    """Mark the code that is executed from now on as the body of a step, not as workflow code."""
     _current_step.set(info)
     current_context.set(None)
 
@@ -104,15 +121,22 @@ class StepCall:
 
 
 class SlotWork(NamedTuple):
-    """What a step does to a state slot, and the type of what it returns."""
+    """The change that a step makes to a state slot, and the type of its result."""
 
     address: Address
     decide: Decide[Any]
     output: Any
 
 
+class Received(NamedTuple):
+    """A signal that the code has received, and its payload as it was read."""
+
+    event: RunEvent
+    value: Any
+
+
 class ChildHandle(Generic[O]):
-    """A child that was started. Await `result()` for what it returns."""
+    """A child that was started. Await `result()` for its result."""
 
     def __init__(self, context: Context, id: str, output: Any) -> None:
         self._context, self.id, self._output = context, id, output
@@ -123,14 +147,15 @@ class ChildHandle(Generic[O]):
         return value
 
 
-class Context(ContextLocks):
+class Context(ContextLocks, ContextRequests):
     """The context of one run."""
 
     def __init__(self, code: Replay, *, seed: str) -> None:
         self._code = code
         self._counts: dict[str, int] = {}
         self._unfit: dict[str, InvalidValue] = {}  # signals that could not be read, by name
-        self._untaken: dict[str, list[Any]] = {}  # signals that a cancelled call of `signals` has received, by name
+        self._untaken: dict[str, list[Received]] = {}  # signals that a cancelled call of `signals` has received
+        self._collected: list[list[Received]] = []  # what each call of `signals` has received that has not returned
         self._random = random.Random(seed)
         self.run_id = code.run.id
         self.workflow_name = workflow_of(code.run.type)
@@ -202,7 +227,7 @@ class Context(ContextLocks):
     async def transaction(self, name: str, function: Callable[..., R], *args: Any) -> R:
         """Run `function(connection, *args)` and record its result in one transaction of the store's own database.
 
-        What it writes through the connection is written exactly once, also after a crash.
+        Writes of the function through the connection are made exactly once, also after a crash.
         """
         if not self._code.transactional:
             raise NotInWorkflow(
@@ -269,7 +294,7 @@ class Context(ContextLocks):
     # -- time and chance --------------------------------------------------------------------------------
 
     def now(self) -> datetime:
-        """The time of the workflow: that of the last result or event that it received."""
+        """The time of the workflow: the time of the last result or event that it received."""
         self._code.check()
         return EPOCH + timedelta(microseconds=self._code.loop.now)
 
@@ -292,8 +317,8 @@ class Context(ContextLocks):
     def continue_as_new(self, input: Any = None) -> ContinueAsNew:
         """Begin again with a new input and an empty history: `raise ctx.continue_as_new(input)`.
 
-        The run keeps its id, its places in limits, its unread signals and the locks whose blocks are open. From the
-        call on nothing more begins: every use of `ctx` raises the same exception.
+        The run keeps its id, its places in limits, its unread signals and the locks whose blocks are open. After the
+        call no further operation begins: every use of `ctx` raises the same exception.
         """
         self._code.check()
         workflow = self._code.workflow
@@ -333,6 +358,15 @@ class Context(ContextLocks):
         self._code.check()
         await asyncio.sleep(max(0.0, (when - self.now()).total_seconds()))
 
+    def stream(self, name: str, *, type: Any = None) -> StreamWriter:
+        """A stream of this run, for readers that follow it: `ctx.stream("progress").write("packed")`.
+
+        An item is stored with the entries of the history that it follows from, and a replay adds none. `type` is what
+        items are written as, where they are not plain JSON. A step writes with `current_step().stream(name)`.
+        """
+        self._code.check()
+        return self._code.streams.stream(name, type)
+
     # -- others -----------------------------------------------------------------------------------------
 
     @overload
@@ -346,13 +380,17 @@ class Context(ContextLocks):
     async def wait_for_signal(self, name: str, *, type: Any = None, timeout: Duration | None = None) -> Any:  # noqa: ASYNC109
         """Wait for the next signal of this name and return its payload. Raises `TimeoutError` after `timeout`.
 
-        `type` is what the payload is read as; without it, it is plain JSON.
+        The payload is converted to `type`; without `type` it is plain JSON.
         """
+        return (await self._received(name, type, timeout)).value
+
+    async def _received(self, name: str, type: Any, timeout: Duration | None) -> Received:  # noqa: ASYNC109
         if self._code.over:
             await self._code.out()
         checked_key(name, what="signal name")
-        if untaken := self._untaken.get(name):
-            return untaken.pop(0)
+        if self._untaken.get(name):
+            self._code.check()
+            return self._untaken[name].pop(0)
         read_as = Any if type is None else type
         if timeout is None:
             return await self._code.wait_for_signal(name, self._next_id(f"signal:{name}"), read_as)
@@ -366,25 +404,29 @@ class Context(ContextLocks):
     async def signals(self, name: str, *, type: Any = None) -> list[Any]:
         """Return all signals of this name that have arrived, in their order, without waiting; maybe none.
 
-        `type` is what each payload is read as; without it, it is plain JSON. Where one cannot be read so, those before
-        it are returned, and the next call raises `InvalidValue` for it.
+        Each payload is converted to `type`; without `type` it is plain JSON. If a payload does not fit, the payloads
+        before it are returned, and the next call raises `InvalidValue`.
         """
         if (unfit := self._unfit.pop(name, None)) is not None:
             raise unfit
         found = self._untaken.pop(name, [])
-        while True:
-            try:
-                found.append(await self.wait_for_signal(name, type=type, timeout=0))
-            except TimeoutError:
-                return found
-            except asyncio.CancelledError:
-                self._untaken[name] = found  # the caller has not got them
+        self._collected.append(found)
+        try:
+            while True:
+                found.append(await self._received(name, type, 0))
+        except TimeoutError:
+            pass
+        except InvalidValue as error:
+            if not found:
                 raise
-            except InvalidValue as error:
-                if not found:
-                    raise
-                self._unfit[name] = error
-                return found
+            self._unfit[name] = error
+        except BaseException:  # the caller has not got them
+            both = [*self._untaken.get(name, ()), *found]
+            self._untaken[name] = sorted(both, key=lambda signal: signal.event.number)
+            raise
+        finally:
+            self._collected = [one for one in self._collected if one is not found]
+        return [signal.value for signal in found]
 
     @overload
     def start_child(
@@ -428,7 +470,7 @@ class Context(ContextLocks):
     @overload
     def child(self, workflow: Workflow[None, O], *, id: str | None = None) -> Coroutine[Any, Any, O]: ...
     async def child(self, workflow: Workflow[Any, Any], input: Any = None, *, id: str | None = None) -> Any:
-        """Start a child and wait for what it returns. Raises `WorkflowFailed` if it does not complete."""
+        """Start a child and wait for its result. Raises `WorkflowFailed` if it does not complete."""
         handle = await self.start_child(workflow, input, id=id)
         return await handle.result()
 
@@ -447,6 +489,12 @@ class Context(ContextLocks):
         if self._code.over:
             await self._code.out()
         self._code.set_attributes(checked_attributes(attributes))
+
+
+def untaken_signals(context: Context) -> tuple[RunEvent, ...]:
+    """Signals that were delivered to a call of `signals` that was cancelled, or that has not returned yet."""
+    lists = (*context._untaken.values(), *context._collected)  # noqa: SLF001  (of this module)
+    return tuple(signal.event for found in lists for signal in found)
 
 
 class ReplayLogger(logging.LoggerAdapter[logging.Logger]):

@@ -23,7 +23,7 @@ SCOPES: tuple[Scope, ...] = ("workflow", "execution", "global")
 
 
 def scoped(code: Replay, key: str, scope: Scope) -> str:
-    """The key of a lock of this scope, as it is stored."""
+    """The stored key of a lock with this scope."""
     checked_key(key)
     if scope == "global":
         return key
@@ -114,9 +114,10 @@ class ContextLocks:
         """A lock that one run holds at a time: `async with ctx.mutex("account-42") as lease`.
 
         The key is shared, by `scope`, with all runs of this `workflow`, with the parents and children of this run
-        (`execution`), or with all runs and all processes that use `client.lock(key)` (`global`). The run holds the lock
-        until the block ends, through crashes and days of sleep. With `lease=` it also expires so long after its last
-        renewal; it is renewed while the run is driven. If it expires, the block is left with `LeaseLost`.
+        (`execution`), or with all runs and all processes that use `client.lock(key)` (`global`). The run holds the
+        lock until the block ends, also during crashes and days of sleep. With `lease=` the lock also expires if it
+        was not renewed for this time; it is renewed while a worker drives the run. If it expires, `LeaseLost` is
+        raised in the block.
         """
         return ContextLock(self._code, scoped(self._code, key, scope), lease=lease)
 

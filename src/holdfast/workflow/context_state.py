@@ -1,8 +1,8 @@
 """`ctx.state`: values that are kept between steps, by their scope.
 
-`workflow` and `execution` are the slots of `client.state`, shared with other runs and with processes outside. A change
-is written in the same atomic step as its entry in the run's journal, so it is made once, whatever crashes. `session` is
-private to the run: it is kept in the workflow's memory, and every replay computes the same value.
+`workflow` and `execution` are the slots of `client.state`, shared with other runs and with processes outside. A
+change is written in the same atomic step as its entry in the run's journal, so it is made once, also after a crash.
+`session` is private to the run: it is kept in the workflow's memory, and every replay computes the same value.
 """
 
 from __future__ import annotations

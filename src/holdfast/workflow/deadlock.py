@@ -1,9 +1,9 @@
 """Deadlock detection: finds runs that wait for each other, and notifies the youngest of them that waits for a lock.
 
-A run is stuck if only a lock or the end of a child lets it continue, and it has no event that it has not seen. A
-group of stuck runs waits forever if each of them waits for a lock that another run of the group holds, or for the end
-of another run of the group. The reads are not one snapshot of the store, so everything is read twice, and counts only
-if nothing has changed in between. While runs are stuck, only a change from outside can end that.
+A run is stuck if only a lock or the end of a child lets it continue, and it has received all its events. A group of
+stuck runs waits forever if each of them waits for a lock that another run of the group holds, or for the end of
+another run of the group. The reads are not one snapshot of the store. So all data is read twice, and used only if it
+has not changed in between. A group of stuck runs can continue only after a change from outside of the group.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..rules.lock_outcomes import LockSeen, Outcome
 from ..rules.lock_record import EMPTY, LockRecord
 from ..rules.runs.lock_requests import attempt_of, run_of_attempt
 from ..rules.runs.outcomes import Posted, RunSeen
-from ..rules.runs.record import Run, RunEvent
+from ..rules.runs.record import Run, RunEvent, is_stuck
 
 MAX_RUNS = 1_000
 """Cycles that need more runs to be read are not searched for."""
@@ -103,7 +103,7 @@ def cycle_of(graph: Graph) -> list[RunWait]:
 
 def waits_of(run: Run, locks: Mapping[str, LockRecord]) -> list[RunWait]:
     """What a stuck run waits for, and which runs block it: the holders; if permits are free, the waiters before it."""
-    if not _is_stuck(run) or run.stuck is None:
+    if not is_stuck(run) or run.stuck is None:
         return []
     youngest_first = reversed(run.stuck.children)  # if a child was notified already, it is the youngest
     found = [RunWait(run, child, None, 0, frozenset([child])) for child in youngest_first]
@@ -163,7 +163,7 @@ async def _read(execute: Execute, run: str) -> Graph | None:
         at_once *= 4  # most often one of the first few can continue
         seen = await asyncio.gather(*(execute(ReadRun(run=name)) for name in names))
         runs = [one.claim.run for one in seen if isinstance(one, RunSeen) and one.claim is not None]
-        if len(runs) < len(names) or not all(_is_stuck(one) for one in runs):
+        if len(runs) < len(names) or not all(is_stuck(one) for one in runs):
             return None
         keys = sorted({key for one in runs for _, key in one.locks} - graph.locks.keys())
         locks = await asyncio.gather(*(execute(Inspect(key=key)) for key in keys))
@@ -179,7 +179,3 @@ async def _read(execute: Execute, run: str) -> Graph | None:
             behind |= {name: None for wait in waits for name in sorted(wait.behind or ())}
         left = [name for name in behind if name not in graph.runs]
     return graph
-
-
-def _is_stuck(run: Run) -> bool:
-    return run.living and run.stuck is not None and run.stuck.seen == run.posted

@@ -1,7 +1,7 @@
-"""What people write: workflows, steps and how often to try.
+"""The definitions that users write: workflows, steps and retry policies.
 
-A workflow is an async function of a context and an input. A step is a function whose result is recorded; called
-inside a run it becomes a recorded step, called outside it is itself.
+A workflow is an async function of a context and an input. A step is a function whose result is recorded. In a run, a
+call of it is a recorded step; elsewhere, it is an ordinary call of the function.
 """
 
 from __future__ import annotations
@@ -54,9 +54,11 @@ ONCE: Retry
 
 
 class Retry(msgspec.Struct, frozen=True):
-    """How often to try, and how long to wait in between: `initial`, then `factor` times as long, at most `max_delay`.
+    """How often to try, and how long to wait between two tries.
 
-    What is in `give_up_on` is not tried again. With `jitter` each wait is between half of that and all of it.
+    The first wait is `initial`, each later wait is `factor` times as long, at most `max_delay`. Exceptions in
+    `give_up_on` are not retried. With `jitter` each wait is a random time between half of the computed wait and the
+    whole of it.
 
     >>> Retry(max_attempts=5, initial="100 ms").delay_after(3, 1.0)
     0.4
@@ -93,7 +95,7 @@ class Retry(msgspec.Struct, frozen=True):
 
 ONCE = Retry(max_attempts=1)
 FOREVER = "forever"
-"""The `retain` of a workflow whose ended runs are kept, though its engine has a limit."""
+"""The `retain` of a workflow whose ended runs are kept although its engine has a `retain`."""
 
 
 def checked_retry(retry: Retry | None) -> Retry | None:
@@ -111,7 +113,7 @@ def checked_name(name: str, what: str) -> str:
 
 
 class Workflow(Generic[I, O]):
-    """A workflow's definition: its function, and under which name and version its runs are kept."""
+    """The definition of a workflow: its function, and the name and version of its runs."""
 
     def __init__(
         self,
@@ -169,7 +171,7 @@ class Workflow(Generic[I, O]):
         update_wrapper(self, function)
 
     def given(self, input: Any) -> Any:
-        """The input of a run; what the function has as its default, if nothing was given."""
+        """The input of a run; if none was given, the default of the function's parameter."""
         return self._default if input is None else input
 
     def _checked_upgrade(self, upgrade: Any) -> Callable[[Any], Any]:
@@ -203,12 +205,12 @@ class Workflow(Generic[I, O]):
 
     @property
     def type(self) -> str:
-        """Under what its runs are kept: its name, with its version if it has one."""
+        """The type of its runs: its name, with its version if it has one."""
         return self.name if self.version is None else f"{self.name}@{self.version}"
 
     @property
     def any_type(self) -> str:
-        """Under what runs are kept that were started by name alone, until somebody drives them."""
+        """The type of runs that were started by name alone, until a worker claims them."""
         return self.name + ANY_VERSION
 
     def __call__(self, context: Context, input: I | None = None) -> Coroutine[Any, Any, O]:
@@ -235,7 +237,7 @@ if TYPE_CHECKING:
 
 
 class Step(Generic[P, R]):
-    """A function that is recorded when it is called inside a run, and is itself outside."""
+    """A function whose calls are recorded in a run, and are ordinary calls elsewhere."""
 
     def __init__(
         self, function: Callable[P, Any], *, name: str | None, retry: Retry | None, timeout: Duration | None
@@ -317,7 +319,7 @@ class AsyncStep(Step[P, R]):
 
 
 def checked_retention(value: Duration | None) -> float | None:
-    """How many seconds ended runs are kept; None: for ever.
+    """How many seconds ended runs are kept; None: forever.
 
     >>> checked_retention("30 days"), checked_retention("forever")
     (2592000.0, None)

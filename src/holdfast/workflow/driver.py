@@ -1,9 +1,9 @@
 """Drives one run: delivers events and results to its workflow code, begins its effects, and parks or ends it.
 
 Everything happens in plain callbacks of the engine's event loop, never in a task, because the loop of the workflow code
-runs inside of them. Every delivery goes into the journal, in order, through the `Recorder`. An effect (a step, a cancel
-of a child) begins when everything that was delivered before it is stored. A driver that is refused by the store, or
-leaves its run, begins nothing more and records nothing more.
+runs inside of them. Every delivery is written to the journal, in order, by the `Recorder`. An effect (a step, a
+cancel of a child) begins when everything that was delivered before it is stored. If the store refuses a driver, or
+the driver leaves its run, it begins no further effect and records no further entry.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ..errors import (
     WorkflowFailed,
 )
 from ..rules.lock_outcomes import Outcome
-from ..rules.runs.outcomes import Blocked, Claim, Recorded, RunRefused
+from ..rules.runs.outcomes import AnsweredMeanwhile, Blocked, Claim, Recorded, RunRefused
 from ..rules.runs.record import Continue, End, Ending, Finish, NewRun, Park, Run, RunEvent, workflow_of
 from ..runtime.codec import encode_value
 from . import journal as j
@@ -49,10 +49,10 @@ from .step_runner import StepRunner, TransactionResult
 
 _log = logging.getLogger("holdfast.workflow")
 
-Leaving = Literal["refused", "lost", "parked", "blocked", "ended", "continued", "closed"]
+Leaving = Literal["refused", "outdated", "lost", "parked", "blocked", "ended", "continued", "closed"]
 _LEFT_BY: dict[type[Ending], Leaving] = {Park: "parked", Finish: "ended", Continue: "continued"}
 LONG_HISTORY = 10_000
-"""From so many entries on, an event says that a history is long: it is replayed whole after each crash."""
+"""At this number of entries an event is emitted: the whole history is replayed after each crash."""
 Delivery = Callable[[], None]
 
 
@@ -128,7 +128,7 @@ class Driver:
             unstarted, code.unstarted = code.unstarted, []
             for new in unstarted:
                 self.reclaim(new)
-        if not code.unstarted and code.attributes is None:
+        if not code.unstarted and code.attributes is None and code.details is None:
             self._recorder.writes_are_stored()
         for call in code.calls.values():
             self.called(call)
@@ -167,7 +167,7 @@ class Driver:
             self.end = None
 
     def tick(self) -> None:
-        """Time has passed: end the timers that are due."""
+        """End the timers that are due."""
         self._due = None
         self._deliver_when_free(self._deliver_due)
 
@@ -185,6 +185,7 @@ class Driver:
             self._busy
             or self._block is not None
             or self._steps.running
+            or self._steps.streaming
             or self._recorder.under_way
             or self._wants_record()
             or self._effects
@@ -229,7 +230,7 @@ class Driver:
         return self.idle and not self._driver_locks.leased
 
     def park(self) -> None:
-        """Give the run up until it is due or receives an event, if it can be parked."""
+        """Park the run, if possible: it leaves memory until it is due or receives an event."""
         if self.can_park:
             self.end = Park(self.next_time())
             self._flush()
@@ -252,7 +253,7 @@ class Driver:
             return
         self.left = why
         self._recorder.leave()
-        self._steps.stop()
+        self._steps.leave()
         self._effects.clear()
         self._children.leave()
         self._backlog.clear()
@@ -266,7 +267,7 @@ class Driver:
     # -- called by the workflow code --------------------------------------------------------------------
 
     def called(self, call: StepCall) -> None:
-        """A step was called: it begins when everything before it is stored."""
+        """The code called a step: the step begins when everything that was delivered before is stored."""
         self._effect(lambda: self._begin_step(call))
 
     def dropped(self, call: StepCall) -> None:
@@ -431,7 +432,7 @@ class Driver:
             self._continue(self._claim.entries[0], "unread")
             return
         self._stop_effects()
-        self._unread = sorted({self._code.inbox[number].name for number in unread}) if on_unread != "keep" else []
+        self._unread = sorted({event.name for event in unread.values()}) if on_unread != "keep" else []
         if unread and on_unread == "fail":
             self.end = Finish("failed", j.write_failure(failure_of(unread_error(self._code, unread))))
         else:
@@ -520,7 +521,8 @@ class Driver:
         self._children.give_up(stored_with=self._recorder.children_under_way())
         self._code.unstarted.clear()
         self._code.replay_locks.lock_requests.clear()  # the locks of the run end with it
-        self._code.attributes = None
+        self._code.attributes = self._code.details = None
+        self._code.requests.discard()
         self.end = Finish("failed", j.write_failure(failure_of(error)))
 
     def _stop_effects(self) -> None:
@@ -615,14 +617,14 @@ class Driver:
 
     @property
     def _ends(self) -> bool:
-        """Whether the run can be parked or ended now: all cancels of children were answered.
+        """Whether the run can be parked or ended now: all cancels of children were answered, all streams are stored.
 
         A run that continues has no running step either: a step of the next generation must not run beside it. And it is
         known which of its children were started: a refused id is that of another run, which it must never cancel.
         """
         if isinstance(self.end, Continue) and (self._steps.busy or self._code.unstarted):
             return False
-        return self.end is not None and not self._children.busy
+        return self.end is not None and not self._children.busy and not self._steps.streaming
 
     def _flush(self) -> None:
         """Record what was delivered, and begin the effects whose barrier is reached."""
@@ -689,7 +691,13 @@ class Driver:
         return self._block is None and (isinstance(end, Continue) or (end is not None and end.status == "completed"))
 
     def _refused(self, answer: Outcome | HoldfastError) -> None:
-        """The store refuses this driver: another worker drives the run, or the run has ended."""
+        """The store refuses this driver: another worker drives the run, or the run has ended.
+
+        Or the code has given up a request that was answered meanwhile: then the run is driven from its history again.
+        """
+        if isinstance(answer, AnsweredMeanwhile):
+            self.leave("outdated")
+            return
         holder = answer.holder if isinstance(answer, RunRefused) else ""
         reason = str(answer) if isinstance(answer, HoldfastError) else "another worker drives it, or it has ended"
         self.host.emit("run_refused", run=self.run.id, workflow=self.workflow.type, reason=reason, holder=holder)
@@ -699,6 +707,8 @@ class Driver:
         """A record was stored: apply its answer."""
         if command.attributes is not None:
             self.run = self._code.run = replace(self.run, attributes=command.attributes)
+        if command.details is not None:
+            self.run = self._code.run = replace(self.run, details=command.details)
         for new in command.children:
             if new.id not in answer.taken and new.id not in answer.limited:
                 self.host.child_started(new)

@@ -27,7 +27,8 @@ Reclaimed = Literal["absent", "ready"]
 class EarlierAttempts(NamedTuple):
     """What happened before an attempt: events up to this number, and whether a restart has removed a history.
 
-    `first` is the generation with which the run began: children of a run that it has replaced are not its own.
+    `first` is the generation with which the run began: children with an earlier one belong to a run that it has
+    replaced.
     """
 
     events: int
@@ -39,6 +40,8 @@ class DriverHost(Protocol):
     """The worker, as its drivers see it. Everything happens on its event loop."""
 
     max_bytes: int
+    max_stream_bytes: int
+    """How many bytes of a stream are kept."""
     engine: str
     """The id of the engine: it stays the same when the worker registers again."""
     code: str
@@ -46,7 +49,7 @@ class DriverHost(Protocol):
     transactional: bool
     """Whether the user's own writes can be in one transaction with the store's."""
     turns: SlotTurns
-    """Which run may change a state slot."""
+    """Decides which run may change a state slot next."""
 
     def now(self) -> int:
         """The store's time, as far as this process knows it."""

@@ -1,4 +1,4 @@
-"""The locks of a run that is driven here: the store's answers about them, and the renewal of leases.
+"""The locks of a run that this process drives: the store's answers about them, and the renewal of leases.
 
 A lock without a lease needs no renewal. A lock with a lease is renewed by the client's heartbeat thread, independently
 of the event loop, while the run is driven; its loss is delivered to the run's code.

@@ -1,8 +1,8 @@
 """Changes of state slots by runs: each is written in the same atomic step as its entry in the journal.
 
-Of the runs of one process only one at a time changes a slot, and the next one computes from the value that it wrote: a
-hundred runs that increment one number need a hundred records and no retry. If another process has changed the slot, the
-record changes nothing and returns the current value of the slot.
+In one process, only one run at a time changes a slot, and the next run computes from the value that this run wrote.
+So if a hundred runs increment one number, there are a hundred records and no retries. If another process has changed
+the slot, the record changes nothing and returns the current value of the slot.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, overload
 
@@ -37,7 +37,9 @@ from .definition import Workflow, checked_retention
 from .driver import Driver
 from .limits import Admission, admission_of
 from .queries import Incarnation, RunInfo, RunQueries, checked_timeout, result_of
+from .requests import AsyncApprovals, RequestQueries
 from .retention import Retention, limits_of
+from .streams import StreamItem, StreamReader, read_async
 from .worker import Worker
 
 I = TypeVar("I")  # noqa: E741
@@ -45,14 +47,16 @@ O = TypeVar("O")  # noqa: E741
 T = TypeVar("T")
 
 GRACE_SECONDS = 10.0
+MAX_STREAM_BYTES = 16 * 1_048_576
 SWEEP = 100
 
 
 class RunHandle(Generic[O]):
     """A run, by its id. Any process may drive it.
 
-    `result` is about one run: the one that was started, or that this handle has seen first. If another run replaces it,
-    `result` is still that of the replaced run. All other methods are about the run that has the id now.
+    `result` refers to one run: the run that was started, or the first run that this handle has read. If another run
+    replaces it, `result` is still the result of the replaced run. All other methods refer to the run that has the id
+    now.
     """
 
     def __init__(
@@ -71,7 +75,7 @@ class RunHandle(Generic[O]):
         """What the limits of its workflow decided, where this handle is the result of a start."""
 
     async def result(self, timeout: Duration | None = None) -> O:  # noqa: ASYNC109  (the usual name)
-        """Wait for what the run returns. Raises `WorkflowFailed`, or `RunResultTimeout` after `timeout`."""
+        """Wait for the result of the run. Raises `WorkflowFailed`, or `RunResultTimeout` after `timeout`."""
         limit, since = checked_timeout(timeout), elapsed()
         # The store need not be asked about a run that ends here.
         ended = await self._worker.end_of(self.id, limit, self._awaited)
@@ -97,6 +101,35 @@ class RunHandle(Generic[O]):
         """Send the run a signal."""
         await self._run(self._queries.signal(self.id, name, payload, idempotency_key))
 
+    def stream(self, name: str, *, after: int | None = None, type: Any = None) -> AsyncGenerator[StreamItem[Any], None]:
+        """The items of a stream of the run, as they come, until it has ended; see `Engine.stream`."""
+        reader = StreamReader(self._queries, self.id, name, after=after, type=type)
+        return read_async(reader, self._queries.client.runtime.batchers)
+
+    async def update(
+        self,
+        name: str,
+        payload: Any = None,
+        *,
+        timeout: Duration | None = None,  # noqa: ASYNC109  (the usual name)
+        idempotency_key: str | None = None,
+        type: Any = None,
+    ) -> Any:
+        """Send the run a request and wait for its reply, read as `type`; it receives it by `ctx.updates(name)`.
+
+        Raises `UpdateRefused`, `UpdateTimeout` after `timeout`, or `RunEnded` if the run ends without an answer.
+        """
+        requests = RequestQueries(self._queries.client, max_bytes=self._queries.max_bytes)
+        flow = requests.update(
+            self.id,
+            name,
+            payload,
+            timeout=checked_timeout(timeout),
+            idempotency_key=idempotency_key,
+            output=Any if type is None else type,
+        )
+        return await self._run(flow)
+
     async def _run(self, flow: Flow[T]) -> T:
         return await run_async(flow, self._queries.client.runtime.batchers)
 
@@ -120,7 +153,8 @@ class Engine(AsyncRunQueries, AsyncOnly):
     `version` names the code of this process, such as a release or a commit; it is recorded in the runs that the engine
     drives, and shown with them.
     `retain`, such as "30 days", is how long ended runs of these workflows are kept, unless a workflow has its own
-    `retain`; without it they are kept for ever. The engine removes older ones in the background.
+    `retain`; without it they are kept forever. The engine removes older runs in the background.
+    Of each stream of a run the latest `max_stream_bytes` are kept.
     """
 
     _worker_type: type[Worker] = Worker
@@ -138,6 +172,7 @@ class Engine(AsyncRunQueries, AsyncOnly):
         store_options: Mapping[str, object] | None = None,
         park_after: Duration = 10,
         max_bytes: int | None = None,
+        max_stream_bytes: int = MAX_STREAM_BYTES,
         grace: Duration = GRACE_SECONDS,
         version: str | None = None,
         retain: Duration | None = None,
@@ -156,6 +191,7 @@ class Engine(AsyncRunQueries, AsyncOnly):
         self._recover = recover
         self._park_after = seconds(park_after, what="park_after")
         self._max_bytes = None if max_bytes is None else checked_count(max_bytes, what="max_bytes")
+        self._max_stream_bytes = checked_count(max_stream_bytes, what="max_stream_bytes")
         self._grace = seconds(grace, what="grace")
         self._version = "" if version is None else checked_key(str(version), what="version")
         self._retain = checked_retention(retain)
@@ -169,6 +205,11 @@ class Engine(AsyncRunQueries, AsyncOnly):
     def events(self) -> Events:
         """The events of this engine: subscribe when it is open."""
         return self._ready().client.events
+
+    @property
+    def approvals(self) -> AsyncApprovals:
+        """The requests of runs that people answer."""
+        return AsyncApprovals(self._ready().client)
 
     @property
     def active_runs(self) -> int:
@@ -242,6 +283,7 @@ class Engine(AsyncRunQueries, AsyncOnly):
             max_active=self._max_active,
             park_after=self._park_after,
             max_bytes=self._max_bytes or client.max_bytes,
+            max_stream_bytes=self._max_stream_bytes,
             recover=self._recover,
             engine=secrets.token_hex(8),
             code=self._version,
@@ -254,7 +296,7 @@ class Engine(AsyncRunQueries, AsyncOnly):
         return _EngineClient(where, **self._options, events=Events(LoggingSink()))
 
     async def close(self, grace: Duration | None = None) -> None:
-        """Let steps that are under way finish within `grace`, release all runs for other workers, and close."""
+        """Wait up to `grace` for the steps in progress, release all runs for other workers, and close."""
         if self._process not in {0, os.getpid()}:
             return  # the child of a fork has nothing to close
         retention, self._retention = self._retention, None
@@ -268,7 +310,7 @@ class Engine(AsyncRunQueries, AsyncOnly):
             await in_thread(client._shut, name="holdfast-closer")  # noqa: SLF001
 
     async def drain(self, grace: Duration | None = None) -> None:
-        """Claim no further run, release each run as soon as its steps under way have finished, and close."""
+        """Claim no further run, release each run when its steps in progress have ended, and close."""
         await self.close(grace)
 
     # -- runs -------------------------------------------------------------------------------------------
@@ -431,11 +473,11 @@ class Engine(AsyncRunQueries, AsyncOnly):
         payload: Any = None,
         idempotency_key: str | None = None,
     ) -> RunHandle[Any]:
-        """Send a signal to the run with this id; where none is living, start one that has it as its first event.
+        """Send a signal to the run with this id; if there is none that has not ended, start one with this signal.
 
-        Both are one step, so no signal is lost to a run that ends meanwhile. A run that has ended is replaced as by
-        `start(on_existing="replace_ended")`, unless it has received a signal with this idempotency key: then nothing is
-        started or sent. If a limit does not let the run begin, no signal is sent, to this run or to any other.
+        Both are one atomic step, so no signal is lost if the run ends meanwhile. A run that has ended is replaced as
+        by `start(on_existing="replace_ended")`, unless it has received a signal with this idempotency key: then
+        nothing is started or sent. If a limit does not admit the new run, no signal is sent.
         """
         queries, worker = self._open()
         known = self._named(workflow)
@@ -456,7 +498,7 @@ class Engine(AsyncRunQueries, AsyncOnly):
     # -- driving ----------------------------------------------------------------------------------------
 
     async def resume(self, run_id: str) -> RunInfo:
-        """Drive a run until it waits or ends, and return its state; at once if another process drives it."""
+        """Drive a run until it waits or ends, and return its state. If another process drives it, return at once."""
         queries, worker = self._open()
         before = await self._run(queries.get(run_id))
         driver = worker.drivers.get(run_id)
@@ -471,7 +513,7 @@ class Engine(AsyncRunQueries, AsyncOnly):
         return await self._run(queries.get(run_id))
 
     async def sweep(self, limit: int = SWEEP) -> int:
-        """Drive all due runs once, until each waits or ends; returns how many. For cron and serverless."""
+        """Drive each due run once, until it waits or ends. Returns their number. For cron and serverless."""
         _, worker = self._open()
         checked_count(limit, what="limit")
         await worker.lock_sweeper.sweep_all()

@@ -1,8 +1,8 @@
-"""`runs.fork`: a new run that has the history of another one, up to a step, and continues from there by itself.
+"""`runs.fork`: a new run that has the history of another run up to a step, and continues from there.
 
-The entries that are kept stay as they are, with the numbers of their events, so that the code replays them as it did.
-An entry `Forked` before them says what the replay must know of the other run. The fork keeps nothing that belongs to
-the other run: no lock, no child that has not ended, no unread signal, no place in a limit.
+The kept entries are not changed, and keep the numbers of their events, so that the code replays them as in the other
+run. An entry `Forked` before them contains what the replay needs from the other run. Some things stay with the other
+run and are not copied: its locks, its children that have not ended, its unread signals, its places in limits.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The history of a run as a file: JSON that people can read, and that `replay` checks against other code.
+"""The history of a run as a file: readable JSON, which `replay` checks against other code.
 
 A file contains the run, the entries of its journal and its events, as they are stored. Inputs, results and signals are
 in it in plain text.

@@ -1,7 +1,7 @@
-"""Replays a history to code without any effect, to check that the code fits before it is deployed.
+"""Replays a history with other code and without any effect, to check before a deploy that the code fits.
 
-Nothing is started, sent or stored: whatever the history does not contain stays waiting. The last attempt of a workflow
-is replayed, because earlier ones do not count any more.
+Nothing is started, sent or stored. If the code requests a step that is not in the history, it waits. Only the last
+attempt of a workflow is replayed, because earlier attempts have no effect any more.
 """
 
 from __future__ import annotations

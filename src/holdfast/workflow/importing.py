@@ -1,7 +1,7 @@
-"""`runs.import_`: a run that was exported from another store, for debugging it here.
+"""`runs.import_`: stores a run that was exported from another store, to debug it in this one.
 
-By default nothing of it is executed: a run that had not ended is written as `cancelled`, without its locks. Only with
-`run=True` it continues here, as a fork of its history does, with the same id.
+By default nothing of the run is executed: a run that had not ended is written as `cancelled`, without its locks. Only
+with `run=True` the run continues in this store, like a fork of its history, but with the same id.
 """
 
 from __future__ import annotations

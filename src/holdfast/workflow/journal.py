@@ -1,7 +1,7 @@
 """The entries of a journal: everything that was delivered to a run, in order.
 
-An entry is JSON text that people can read. Replaying the entries in their order to the same code leads to the same
-state. `at` is the time of the delivery on the store's clock, and the time of the workflow from then on.
+An entry is readable JSON text. If the entries are delivered in their order to the same code, the code reaches the
+same state. `at` is the time of the delivery on the store's clock, and the workflow's time until the next delivery.
 """
 
 from __future__ import annotations
@@ -78,7 +78,10 @@ class TimerEnded(Entry, frozen=True, tag="timer", kw_only=True):
 
 
 class Signalled(Entry, frozen=True, tag="signal", kw_only=True):
-    """A `wait_for_signal` has received a signal: the event with this number."""
+    """The code has received a signal, an update, or the answer to an approval: the event with this number.
+
+    `id` is the wait that received it. Its beginning says what it is: `signal:`, `update:` or `approval:`.
+    """
 
     id: str
     event: int
@@ -91,6 +94,24 @@ class Unread(Entry, frozen=True, tag="unread", kw_only=True):
     """
 
     id: str
+
+
+class Replied(Entry, frozen=True, tag="replied", kw_only=True):
+    """The code has answered an update: the event with this number. It delivers nothing.
+
+    `answer` is JSON, or the reason why it was refused.
+    """
+
+    event: int
+    answer: str
+    refused: bool = False
+
+
+class ApprovalAsked(Entry, frozen=True, tag="approval-asked", kw_only=True):
+    """The code has asked for an approval with this id. It delivers nothing. `data` is JSON."""
+
+    id: str
+    data: str = "null"
 
 
 class ChildEnded(Entry, frozen=True, tag="child", kw_only=True):
@@ -189,6 +210,13 @@ class Patched(Entry, frozen=True, tag="patch", kw_only=True):
     name: str
 
 
+class Streamed(Entry, frozen=True, tag="streamed", kw_only=True):
+    """This attempt of the workflow has written so many items to a stream. It delivers nothing."""
+
+    name: str
+    count: int
+
+
 class Forked(Entry, frozen=True, tag="forked", kw_only=True):
     """This run is a fork: the next `kept` entries are those of another run, up to the step `step`. It delivers nothing.
 
@@ -220,6 +248,8 @@ AnyEntry = (
     | TimerEnded
     | Signalled
     | Unread
+    | Replied
+    | ApprovalAsked
     | ChildEnded
     | CancelAsked
     | LockGranted
@@ -232,6 +262,7 @@ AnyEntry = (
     | Continued
     | Patched
     | Forked
+    | Streamed
 )
 
 _FIRST = '{"kind":"continued",', '{"kind":"forked",'

@@ -32,8 +32,8 @@ class Concurrency(msgspec.Struct, frozen=True):
     """At most `max` runs of the workflow at a time; with `key`, at most `max` for each value of the key.
 
     `key` is a path into the input ("customer.id"), or a function of the input. `on_excess` is what happens to a start
-    above the limit. At most `max_queue` runs wait (None: any number). Give a higher `version` when you change a limit:
-    then an older engine that is started later does not restore the old limit.
+    above the limit. At most `max_queue` runs wait (None: any number). If you change a limit, give it a higher
+    `version`: otherwise an older engine that is started later publishes the old limit again.
 
     >>> Concurrency(max=2, key="customer_id", on_excess="queue").limit().name
     'concurrency:customer_id'
@@ -132,7 +132,7 @@ def terms_of(concurrency: Any, rate: Any) -> tuple[tuple[AnyLimit, ...], Workflo
 def places_of(
     terms: WorkflowLimits, workflow: str, given: Iterable[AnyLimit], input: str, type: Any
 ) -> tuple[LimitKey, ...]:
-    """The keys by which a run is counted; `given` are the limits that the caller has defined, `input` is JSON text."""
+    """The limit keys that count a run; `given` are the limits that the caller has defined, `input` is JSON text."""
     own = {one.limit().name: one.key for one in given}
     return tuple(
         LimitKey(limit.name, _key_of(limit, workflow, own.get(limit.name), input, type)) for limit in terms.limits

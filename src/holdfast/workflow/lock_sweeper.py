@@ -1,7 +1,8 @@
-"""Checks the locks of the store for waiting runs, because no other caller may use those locks.
+"""Checks the locks of the store for waiting runs, because perhaps no other caller uses these locks.
 
-Locks whose holders' leases have expired are settled, so that the next waiter is notified. Deadlocks are searched for
-whenever a run begins to wait, and page by page among all locks, because a cycle may also close in another way.
+If the lease of a holder has expired, its lock is settled, so that the next waiter is notified. Deadlocks are searched
+for whenever a run begins to wait. They are also searched for page by page among all locks, because a cycle may also
+close in another way.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The event loop of workflow code: a queue of callbacks, and timers that are part of the history.
 
-Plain asyncio tasks and futures run on it, in the same order in every replay of a run: nothing happens here by itself.
-The driver of the run delivers one entry at a time, and lets the loop run until it is quiet. Its time stands still in
-between. Sockets, threads and subprocesses are refused in workflow code, with an error that says what to do instead.
+Ordinary asyncio tasks and futures run on it, in the same order in every replay of a run, because only the driver
+makes the loop run. The driver delivers one entry at a time, and runs the loop until no callback is ready. Between two
+deliveries the time of the loop stands still. Sockets, threads and subprocesses are refused in workflow code, with an
+error that says what to do instead.
 """
 
 from __future__ import annotations
@@ -36,13 +37,14 @@ MAX_TURNS = 1_000_000
 """At most so many callbacks may follow one delivery; a workflow that needs more is in an endless loop."""
 
 MAX_TURNS_LEAVING = 10_000
-"""The same, while the run is left: code that catches the cancellation and continues is abandoned after that."""
+"""The same limit while this process leaves the run: code that catches the cancellation and continues is abandoned
+then."""
 
 _log = logging.getLogger("holdfast.workflow")
 
 
 class WorkflowLoop(asyncio.AbstractEventLoop):
-    """A deterministic loop. `now` is the time of the last delivery, in microseconds since 1970."""
+    """A deterministic event loop. `now` is the time of the last delivery, in microseconds since 1970."""
 
     deterministic = True
     """Clients refuse to call a store on such a loop."""

@@ -1,8 +1,9 @@
 """`ctx.patched(name)`: which runs take a changed part of their workflow, recorded by a marker in the journal.
 
-A run takes the new branch if its marker is in the journal, or if it reaches the call for the first time; then the
-marker is written, and is stored before the next effect begins. A history without the marker takes the old branch. So a
-run that was driven before its marker was stored takes the old branch: no effect of the new branch had begun.
+A run takes the new branch in two cases: its marker is in the journal; or it reaches the call for the first time. In
+the second case the marker is written, and is stored before the next effect begins. A run that passed the call
+earlier, and has no marker in its history, takes the old branch. So if a process crashes before the marker is stored,
+the run takes the old branch in the next replay: no effect of the new branch had begun.
 """
 
 from __future__ import annotations

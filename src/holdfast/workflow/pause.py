@@ -1,7 +1,8 @@
 """The pause between two attempts of a workflow: how it is read from the journal, and what the run does in it.
 
-Only a cancel or the workflow's timeout ends a pause early. The next attempt begins when its time has come and the
-children of the failed attempt, which were cancelled with it, have ended: children of two attempts never run at once.
+Only a cancel or the workflow's timeout ends a pause early. The next attempt begins when the pause is over and the
+children of the failed attempt, which were cancelled with it, have ended. So children of two attempts never run at the
+same time.
 """
 
 from __future__ import annotations

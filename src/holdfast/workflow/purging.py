@@ -1,8 +1,8 @@
-"""Finds ended runs that are older than a limit and removes them, in small steps with rests between them.
+"""Finds ended runs that are older than a limit and removes them, in small steps with pauses between them.
 
-The commands are those of `commands/purging.py`; this module sends them in order, and counts. One purge looks at the
-ended runs of each workflow and status, the oldest first, once. What must stay is passed over and looked at again by the
-next purge. A purge may be stopped at any time: each step is complete, and the next purge continues.
+The commands are in `commands/purging.py`; this module sends them in order, and counts the removed runs. One purge
+checks the ended runs of each workflow and status once, the oldest first. It skips trees that must stay; the next
+purge checks them again. A purge may be stopped at any time: each step is complete, and the next purge continues.
 """
 
 from __future__ import annotations
@@ -26,19 +26,21 @@ from ..validation import MICROSECONDS, Duration, checked_key, seconds
 from .definition import Workflow
 
 ROOTS_AT_ONCE = 50
-"""How many trees one step looks at: a store reads the rows and the tree of each."""
-REST = 4.0
-"""A purge rests for so many times as long as its last step took, so that other commands hardly wait for it."""
-LONGEST_REST = 1.0
+"""How many trees one step checks: a store reads the rows and the tree of each."""
+REST = 6.0
+"""The pause after a step is this many times as long as the step. So a purge takes at most a seventh of the time, also
+that of an engine in the same process, which can do nothing during a step."""
+LONGEST_REST = 5.0
 """Seconds."""
 
 
 class PurgeReport(msgspec.Struct, frozen=True, kw_only=True):
     """What a purge has removed; with `dry_run`, what it would remove.
 
-    `trees` are first runs with all runs below them, `runs` are all of these. The others are trees that were old enough
-    by the end of their first run, and stay: because a run below it has not ended (`kept_living`), has ended too late
-    (`kept_young`), or because a record cannot be read (`kept_unreadable`).
+    `trees` is the number of removed trees (a first run with all its descendants), `runs` the number of all their
+    runs. The other fields count trees that stay although their first run is old enough: because a descendant has not
+    ended (`kept_living`) or has ended too recently (`kept_young`), or because a record cannot be read
+    (`kept_unreadable`).
     """
 
     trees: int = 0
@@ -95,7 +97,7 @@ class Purge:
         self._began = 0.0
 
     def run(self) -> Flow[PurgeReport]:
-        """Look at all ended runs of the request once."""
+        """Check all ended runs of the request once."""
         request = self._request
         names = (request.workflow,) if request.workflow else (yield from self._workflows())
         self._now = yield from self._time()

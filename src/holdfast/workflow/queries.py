@@ -98,7 +98,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     `generation` counts the histories that its id has had: `started_at` and `entries` are about the current one;
     `continued_at` is when the run itself began a new one. `replaces` is the id under which the ended run is kept that
     this one has replaced; `replaced_by` is the id of the run that has replaced this one. `cancelled_by` is the limit
-    that has cancelled it.
+    that has cancelled it. `details` is what its code has set by `ctx.set_details`.
     """
 
     id: str
@@ -124,6 +124,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     replaces: str | None = None
     replaced_by: str | None = None
     cancelled_by: LimitCancelInfo | None = None
+    details: Any = None
 
     @property
     def living(self) -> bool:
@@ -146,7 +147,7 @@ class RunQueries(RunStarter):
         outcome, _ = yield from send(ReadRun(run=checked_key(run_id, what="run id"), history=history))
         assert isinstance(outcome, RunSeen)  # noqa: S101
         if outcome.claim is None:
-            raise _unknown(run_id)
+            raise unknown_run(run_id)
         return outcome.claim, outcome
 
     def get(self, run_id: str) -> Flow[RunInfo]:
@@ -170,7 +171,7 @@ class RunQueries(RunStarter):
         outcome, _ = yield from send(PostEvent(run=checked_key(run_id, what="run id"), event=event))
         if isinstance(outcome, RunRefused):
             if outcome.run is None:
-                raise _unknown(run_id)
+                raise unknown_run(run_id)
             raise RunEnded(
                 f"the run {run_id!r} has ended ({outcome.run.status}), so it cannot receive anything. Nothing was "
                 f"changed.{_successor(outcome.run)}",
@@ -203,7 +204,7 @@ class RunQueries(RunStarter):
     ) -> Flow[Any]:
         """Wait for a run's end, and return its result or raise its error. `timeout` counts from `since`.
 
-        If the run is replaced meanwhile, this is still about the run that was there at first, under its new id.
+        If the run is replaced meanwhile, this still waits for the run that had the id at first, under its new id.
         """
         awaited = awaited or Incarnation()
         name = run_id
@@ -220,13 +221,13 @@ class RunQueries(RunStarter):
                 outcome, _ = yield from send(WatchRun(run=name, id=attempt))
                 assert isinstance(outcome, RunSeen)  # noqa: S101
                 if outcome.claim is None:
-                    raise _unknown(name)
+                    raise unknown_run(name)
                 run = outcome.claim.run
                 if awaited.first is None:
                     awaited.first = run.first
                 if run.first > awaited.first:  # the id has another run now, which knows where the ended one is kept
                     if not run.replaces:  # that was purged
-                        raise _unknown(run_id)
+                        raise unknown_run(run_id)
                     name = run.replaces
                     continue
                 if not run.living:
@@ -294,7 +295,7 @@ class RunQueries(RunStarter):
             raise exceeded(run.workflow, outcome.verdict)
         if isinstance(outcome, RunRefused):
             if outcome.run is None:  # it was purged meanwhile
-                raise _unknown(run_id)
+                raise unknown_run(run_id)
             holder = outcome.holder or seen.holder
             raise RunLocked(
                 f"the run {run_id!r} is driven by {holder or 'another worker'}. Nothing was changed. Cancel the run "
@@ -333,7 +334,7 @@ class RunQueries(RunStarter):
         )
         if isinstance(outcome, RunRefused):
             if outcome.run is None:
-                raise _unknown(run_id)
+                raise unknown_run(run_id)
             holder = outcome.holder or seen.holder
             raise RunLocked(
                 f"the run {run_id!r} is driven by {holder or 'another worker'}. Nothing was changed. Cancel it: "
@@ -404,8 +405,8 @@ class RunQueries(RunStarter):
 def cut(claim: Claim, *, restart: bool) -> tuple[int, tuple[int, ...], tuple[str, ...]]:
     """Return how many entries to keep, which events to remove, and which children to revive.
 
-    Of a workflow with several attempts, `retry` is about the last one. After a `restart`, a child is restarted when the
-    new history requests it.
+    If a workflow has had several attempts, `retry` continues the last one. After a `restart`, a child is restarted
+    when the new history requests it.
     """
     stale = [event.number for event in claim.events if event.kind in ("cancel", "lock", "deadlock")]
     ends = {event.number: event for event in claim.events if event.kind == "child"}
@@ -415,8 +416,11 @@ def cut(claim: Claim, *, restart: bool) -> tuple[int, tuple[int, ...], tuple[str
     first = next((index for index, entry in enumerate(entries) if isinstance(entry, j.BegunAgain)), len(entries))
     attempts = [entry.seen for entry in entries[first:] if isinstance(entry, j.AttemptBegun)]
     if restart:
-        read = [entry.event for entry in entries if isinstance(entry, j.Signalled)]
-        return j.beginning(claim.entries), tuple(sorted({*stale, *read, *ends})), ()
+        answered = {entry.event for entry in entries if isinstance(entry, j.Replied)}
+        unanswered = {event.number for event in claim.events if event.kind == "update"} - answered
+        read = {entry.event for entry in entries if isinstance(entry, j.Signalled)} - unanswered
+        approvals = {event.number for event in claim.events if event.kind == "approval"}
+        return j.beginning(claim.entries), tuple(sorted({*stale, *read, *ends, *approvals})), ()
     if begun == len(entries):  # in the pause between two attempts
         return begun + 1, tuple(stale), ()
     earlier = attempts[-1] if attempts else 0
@@ -532,6 +536,7 @@ def info(run: Run, holder: str = "") -> RunInfo:
         replaces=run.replaces or None,
         replaced_by=run.replaced_by or None,
         cancelled_by=None if run.cancelled_by is None else _cancel_info(run.cancelled_by),
+        details=None if run.details is None else msgspec.json.decode(run.details),
     )
 
 
@@ -567,7 +572,8 @@ def result_of(run: Run, output: Any) -> Any:
     )
 
 
-def _unknown(run_id: str) -> UnknownRun:
+def unknown_run(run_id: str) -> UnknownRun:
+    """The error for an id that no run has."""
     return UnknownRun(f"there is no run with the id {run_id!r} in this namespace", run_id=run_id)
 
 

@@ -1,8 +1,8 @@
-"""Writes the journal of one run: the entries that are not yet stored, and the one record that is under way.
+"""Writes the journal of one run: collects the entries that are not stored yet, and sends one record at a time.
 
-Entries are written in the order of their delivery, under the run's fence, with at most one record under way. A record
-whose outcome is unknown is sent again unchanged; the store recognises it by its request id. A barrier states what must
-be stored before an effect begins. The driver decides what is delivered and when a record is sent.
+Entries are written in the order of their delivery, after the check of the run's fence. A record whose outcome is
+unknown is sent again unchanged; the store recognises it by its request id. A barrier states what must be stored
+before an effect begins. The driver decides what is delivered, and when a record is sent.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Recorder:
 
     @property
     def under_way(self) -> RecordRun | None:
-        """The record that was sent and is not answered yet."""
+        """The record that was sent and has no answer yet."""
         return self._under_way
 
     @property
@@ -81,18 +81,30 @@ class Recorder:
     def has_content(self) -> bool:
         """Whether there is something to record, or events are to be read."""
         code = self._code
-        if self._unsent or code.unstarted or code.replay_locks.lock_requests or code.attributes is not None:
+        if self._unsent or code.unstarted or code.replay_locks.lock_requests:
+            return True
+        if code.attributes is not None or code.details is not None or code.requests.has_content:
+            return True
+        if code.streams.has_unsent:
             return True
         return self.last_immediate > self._polled or self._polls > self._polls_sent
 
     def append(self, entry: j.AnyEntry, *, keep: bool = False) -> str:
         """Put an entry into the next record; returns its text. With `keep`, `discard` does not remove it."""
+        if isinstance(entry, j.BegunAgain | j.Left):  # no note comes between them and the end of the attempt
+            self._note_streams()
         text = j.encode_entry(entry)
         self._unsent.append(text)
         self._delivered += 1
         if keep:
             self._kept = text
         return text
+
+    def _note_streams(self) -> None:
+        """Note how many items the code has written to its streams."""
+        for note in self._code.streams.notes(self._host.now()):
+            self._unsent.append(j.encode_entry(note))
+            self._delivered += 1
 
     def poll(self) -> None:
         """Read new events with the next record, which may be empty."""
@@ -104,6 +116,7 @@ class Recorder:
         under_way = 0 if self._under_way is None else len(self._under_way.entries)
         self._delivered = self._durable + under_way + len(self._unsent)
         self._floor = 0
+        self._code.streams.discard()
 
     def leave(self) -> None:
         """Send nothing more, and ignore late answers."""
@@ -152,9 +165,11 @@ class Recorder:
             self._unsent.insert(0, j.encode_entry(code.preface))
             self._delivered += 1
             code.preface = None
+        self._note_streams()
         entries, self._unsent = tuple(self._unsent), []
         children, code.unstarted = tuple(code.unstarted), []
         attributes, code.attributes = code.attributes, None
+        details, code.details = code.details, None
         lock_requests = tuple(code.replay_locks.lock_requests.values())
         code.replay_locks.lock_requests.clear()
         self._writing, self._polling = code.writes, self.last_immediate
@@ -171,8 +186,11 @@ class Recorder:
             then=then,
             children=children,
             attributes=attributes,
+            details=details,
             lock_requests=lock_requests,
             stuck=stuck,
+            streams=code.streams.take(self._host.max_stream_bytes),
+            requests=code.requests.take(),
         )
         self._host.send(self._under_way, self._answered)
 

@@ -1,8 +1,8 @@
 """The workflow code of one run in memory: what it waits for, and the delivery of journal entries to it.
 
-Delivering the same entries in the same order to the same code leads to the same state; where it does not, a
-`NonDeterminismError` names what the history contains and what the code does. Nothing here calls the store or begins an
-effect: requests of the code are passed to the driver.
+If the same entries are delivered in the same order to the same code, the code reaches the same state. If it does not,
+a `NonDeterminismError` names what the history contains and what the code does. This module does not call the store
+and begins no effect: it passes the requests of the code to the driver.
 """
 
 from __future__ import annotations
@@ -13,24 +13,26 @@ from contextvars import copy_context
 from typing import Any, Protocol
 
 from ..errors import HoldfastError, InvalidValue, NonDeterminismError, NotInWorkflow, WorkflowFailed
-from ..rules.runs.record import End, NewRun, Run, RunEvent, Scalar, generation_id
+from ..rules.runs.record import End, EventKind, NewRun, Run, RunEvent, Scalar, generation_id
 from ..runtime.codec import decode_value, output_of
 from . import journal as j
 from .attempts import is_marked, marked
-from .context import Context, SlotWork, StepCall
+from .code_streams import CodeStreams
+from .context import Context, Received, SlotWork, StepCall, untaken_signals
 from .continuing import ContinueAsNew
 from .definition import Workflow, current_context
 from .failures import step_failed
 from .loop import WorkflowLoop
 from .patches import Patches, begins_here
 from .replay_locks import ReplayLocks
+from .replay_requests import ReplayRequests
 
 GRACE = 30_000_000
 """Microseconds that `finally` blocks have after a run was cancelled."""
 MAX_CALLS_LEAVING = 1_000
-"""So many calls of the code raise while its run is left; then the code is suspended for good."""
+"""While this process leaves the run, so many calls of the code raise; after that the code is suspended forever."""
 MAX_CHILDREN_NAMED = 999
-"""A run that waits for more children at once does not report them: it is not part of the search for deadlocks."""
+"""A run that waits for more children at once does not report them, and is left out of the search for deadlocks."""
 LOCK_EVENTS = ("lock", "deadlock")
 """Events that only mean that a lock must be requested again."""
 
@@ -49,8 +51,23 @@ DELIVERING = (
 """The entries that the code receives. All others are notes, which a driver may write at another place."""
 
 
+NOTES = (
+    j.Begun,
+    j.Left,
+    j.AttemptBegun,
+    j.Unread,
+    j.Patched,
+    j.Continued,
+    j.Forked,
+    j.Replied,
+    j.ApprovalAsked,
+    j.Streamed,
+)
+"""Entries that change nothing when they are delivered."""
+
+
 class RunLeft(BaseException):
-    """This process has stopped driving the run: whatever its code still does is not recorded."""
+    """This process has stopped driving the run: later operations of the code are not recorded."""
 
 
 class Effects(Protocol):
@@ -78,7 +95,7 @@ class Effects(Protocol):
 class Replay:
     """The code of one run, and everything that the code waits for."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0915  (each part of the code's state)
         self, run: Run, workflow: Workflow[Any, Any], effects: Effects, *, max_bytes: int, transactional: bool
     ) -> None:
         self.run, self.workflow, self.max_bytes, self.transactional = run, workflow, max_bytes, transactional
@@ -94,8 +111,9 @@ class Replay:
         self.inbox: dict[int, RunEvent] = {}
         self.unstarted: list[NewRun] = []
         self.attributes: dict[str, Scalar] | None = None
+        self.details: str | None = None
         self.writes = 0
-        """How many children and changes of attributes the code requested: they are stored before the next effect."""
+        """How many children and changes of attributes and details the code requested: stored before the next effect."""
         self.ends: dict[str, int] = {}
         """The event of the last known end of each child."""
         self.earlier = 0
@@ -120,7 +138,7 @@ class Replay:
         self.end_as: End | None = None
         self.stop_at: int | None = None  # the end of the grace period after a cancel
         self._effects = effects
-        self._signal_waits: dict[str, tuple[str, asyncio.Future[Any]]] = {}
+        self._event_waits: dict[str, tuple[EventKind, str, asyncio.Future[RunEvent]]] = {}
         self._child_waits: dict[str, asyncio.Future[Any]] = {}
         self._waiters: dict[str, int] = {}  # how many waits there are for each child
         self._ended: dict[str, asyncio.Future[Any]] = {}  # the results of children
@@ -129,6 +147,8 @@ class Replay:
         self._stopped: set[str] = set()  # children that were cancelled
         self.replay_locks = ReplayLocks(self)
         self.patches = Patches(self, (), fresh=False)
+        self.streams = CodeStreams(self, ())
+        self.requests = ReplayRequests(self, ())
 
     # -- called by the driver ---------------------------------------------------------------------------
 
@@ -144,6 +164,8 @@ class Replay:
         self.loop.now = self._beginning(entries)
         self.replay_locks = ReplayLocks(self)
         self.patches = Patches(self, entries[start:], fresh=begins_here(self.run, texts))
+        self.streams = CodeStreams(self, entries[start:])
+        self.requests = ReplayRequests(self, entries[start:])
         self.inbox, self.ends = {}, {}
         begun = [index for index, entry in enumerate(entries) if isinstance(entry, j.AttemptBegun)]
         self.after_others = bool(begun) or is_marked(self.run.id)
@@ -159,6 +181,8 @@ class Replay:
         self.unstarted = [new for new in self.unstarted if new.id in self._children]
         if self.attributes == self.run.attributes:
             self.attributes = None
+        if self.details == self.run.details:
+            self.details = None
 
     def receive(self, events: Iterable[RunEvent]) -> None:
         """Put events into the inbox. The failure of a child of an earlier attempt is not delivered to this attempt."""
@@ -216,6 +240,8 @@ class Replay:
     def deliver(self, entry: j.AnyEntry) -> None:  # noqa: PLR0912  (one for each kind of entry)
         """Deliver an entry to the code, and run the code until it waits again."""
         self.loop.now = max(self.loop.now, entry.at)
+        if isinstance(entry, NOTES):
+            return
         self.delivered += isinstance(entry, DELIVERING)
         match entry:
             case j.StepDone():
@@ -234,19 +260,18 @@ class Replay:
                     raise self._differs(
                         f"the child {entry.id!r} was refused", f"the children {sorted(self._child_waits)}"
                     )
-            case j.Begun() | j.Left() | j.AttemptBegun() | j.Unread() | j.Patched() | j.Continued() | j.Forked():
-                return
             case j.Attempted():
                 self.tries[entry.id] = entry
             case j.TimerEnded():
                 if not self.loop.fire(entry.number):
                     raise self._differs(f"the timer {entry.number} ended", f"{len(self.loop.timers)} timers")
             case j.Signalled():
-                waiting = self._signal_waits.get(entry.id)
+                waiting = self._event_waits.get(entry.id)
                 event = self.inbox.pop(entry.event, None)
                 if waiting is None or event is None:
-                    raise self._differs(f"{entry.id!r} was delivered", f"signals {sorted(self._signal_waits)}")
-                _resolve(waiting[1], event.payload)
+                    raise self._differs(f"{entry.id!r} was delivered", f"signals {sorted(self._event_waits)}")
+                self.requests.received(event)
+                _resolve(waiting[2], event)
             case j.ChildEnded():
                 self._child_ended(entry)
             case j.CancelAsked():
@@ -270,8 +295,8 @@ class Replay:
                 if event.name in self._child_waits and event.name not in self.unclaimed:
                     return j.ChildEnded(at=now, id=event.name, event=number)
             else:
-                for wait, (name, future) in self._signal_waits.items():
-                    if name == event.name and not future.done():
+                for wait, (kind, name, future) in self._event_waits.items():
+                    if kind == event.kind and name == event.name and not future.done():
                         return j.Signalled(at=now, id=wait, event=number)
         return None
 
@@ -301,20 +326,25 @@ class Replay:
             and not self.done
             and not self.calls
             and not self.loop.timers
-            and not self._signal_waits
+            and not self._event_waits
             and len(self._child_waits) <= MAX_CHILDREN_NAMED
         )
         return tuple(self._child_waits) if stuck else None
 
     @property
     def waits(self) -> tuple[str, ...]:
-        """What the code waits for besides timers, for people."""
+        """A readable list of what the code waits for, without timers."""
         return (
             *(f"the step {step!r}" for step in self.calls),
-            *(f"the signal {name!r}" for name, _ in self._signal_waits.values()),
+            *(f"the {kind} {name!r}" for kind, name, _ in self._event_waits.values()),
             *(f"the child {child!r}" for child in self._child_waits),
             *(f"the lock {lock.request.key!r}" for lock in self.replay_locks.pending.values() if lock.waits),
         )
+
+    @property
+    def untaken(self) -> tuple[RunEvent, ...]:
+        """Signals that were delivered, and that the code has not got."""
+        return () if self.context is None else untaken_signals(self.context)
 
     @property
     def children(self) -> tuple[str, ...]:
@@ -336,7 +366,7 @@ class Replay:
         self.taken[id] = j.Failure(f"holdfast.errors.{type(why).__name__}", str(why))
 
     def leave(self) -> None:
-        """End the code at once. Whatever it calls on its way out raises `RunLeft`."""
+        """End the code at once. Every call that it still makes raises `RunLeft`."""
         self.over = True
         self.loop.abandon()
 
@@ -384,16 +414,27 @@ class Replay:
         self.calls.pop(call.id, None)
         self._effects.dropped(call)
 
-    async def wait_for_signal(self, name: str, id: str, type: Any) -> Any:
+    async def wait_for_signal(self, name: str, id: str, type: Any) -> Received:
         """Wait for the next signal of this name, and read it as this type."""
+        event = await self.wait_for_event("signal", name, id)
+        return Received(event, await self.read(event.payload, type, id=id, what=f"the signal {name!r}"))
+
+    async def wait_for_event(self, kind: EventKind, name: str, id: str) -> RunEvent:
+        """Wait for the next event of this kind and name.
+
+        Its waiter receives it in the delivery that resolves the future, so nothing can cancel the waiter in between.
+        """
         self.check()
-        future = self.loop.create_future()
-        self._signal_waits[id] = (name, future)
+        future: asyncio.Future[RunEvent] = self.loop.create_future()
+        self._event_waits[id] = (kind, name, future)
         try:
-            payload = await future
+            return await future
         finally:
-            self._signal_waits.pop(id, None)
-        return await self.read(payload, type, id=id, what=f"the signal {name!r}")
+            self._event_waits.pop(id, None)
+
+    def was_unreadable(self, id: str) -> bool:
+        """Whether the code that first received something by this wait could not read it."""
+        return id in self._unread
 
     async def read(self, text: str, type: Any, *, id: str, what: str) -> Any:
         """Read a value that the code has received; `id` is the wait that received it.
@@ -472,6 +513,12 @@ class Replay:
         self.check()
         before = self.run.attributes if self.attributes is None else self.attributes
         self.attributes = before | attributes
+        self.writes += 1
+
+    def set_details(self, text: str) -> None:
+        """Change the details of the run, with the next record."""
+        self.check()
+        self.details = text
         self.writes += 1
 
     # -- parts of the delivery --------------------------------------------------------------------------

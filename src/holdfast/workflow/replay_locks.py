@@ -1,8 +1,9 @@
 """The locks that the code of a run has requested, each with a number that is the same in every replay.
 
-A request goes to the store with the next record, and so does a release. The store's answer becomes an entry of the
-journal, like everything that is delivered: granted with a token, refused, or lost. A replay requests nothing: grants
-are in the journal, and locks that are still waited for are requested again at its end, with the same number.
+Requests and releases are sent to the store with the next record. The store's answer becomes an entry of the journal,
+like everything that is delivered: granted with a token, refused, or lost. During a replay no lock is requested:
+grants are in the journal. At the end of the replay, the locks for which the code still waits are requested again,
+with the same number.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ if TYPE_CHECKING:
     from .replay import Replay
 
 REQUESTS_PER_ATTEMPT = 1_000_000
-"""The numbers of each attempt of a workflow begin so much higher than those of the attempt before."""
+"""The numbers of each attempt of a workflow begin this much above the numbers of the previous attempt."""
 
 
 class RunLease:
     """A lock that belongs to a run, as its code sees it. Pass `token` and `floor` to the guard at the write.
 
-    The lock is kept through crashes, moves to other workers and days of sleep. It ends with its block, or at the latest
-    with the run. It is lost only if it has a `lease=` that was not renewed in time, or if an operator releases it by
-    force.
+    The lock is kept during crashes, moves to other workers and days of sleep. It ends with its block, or at the
+    latest with the run. It is lost only if it has a `lease=` that was not renewed in time, or if an operator releases
+    it by force.
     """
 
     __slots__ = ("_block", "floor", "key", "lost", "token")

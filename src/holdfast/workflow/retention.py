@@ -1,8 +1,9 @@
 """Removes the ended runs of an engine's workflows when they are older than the limits (`retain`), in the background.
 
-Every engine with a limit does this, at times that differ by chance; two that do it at once do no harm. The limit of a
-workflow goes before that of its engine. It is about first runs: the runs below one go and stay with it, whatever their
-own workflow says.
+Every engine with a limit does this, at random times; it does no harm if two engines purge at the same time. If a
+workflow has a limit of its own, this limit is used instead of the limit of the engine. The limit of a first run
+applies to its whole tree: all its descendants are kept or removed together with it, whatever limit their own
+workflows have.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ SHARE_OF_LIMIT = 0.1
 """The pause is not longer than this share of the shortest limit, or runs would be kept for much longer."""
 SHORTEST_PAUSE = 1.0
 SPREAD = 0.25
-"""By which share a pause is shorter or longer, by chance, so that engines do not purge at the same time."""
+"""A pause is shorter or longer by up to this share, at random, so that engines do not purge at the same time."""
 
 _log = logging.getLogger("holdfast.workflow")
 
 
 def limits_of(workflows: Iterable[Workflow[Any, Any]], retain: float | None) -> dict[str, float]:
-    """How many seconds the ended runs of each workflow are kept; one that is not named keeps them for ever.
+    """How many seconds the ended runs of each workflow are kept; runs of other workflows are kept forever.
 
     Of several versions of one workflow the longest limit counts.
     """
@@ -59,7 +60,7 @@ class Retention:
             self._task = asyncio.get_running_loop().create_task(self._purge_forever(), name="holdfast-retention")
 
     async def stop(self) -> None:
-        """Purge no more. What a purge has not finished is finished by the next one, of any engine."""
+        """Stop purging. If a purge is not complete, the next purge of any engine continues it."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -67,7 +68,7 @@ class Retention:
                 await task
 
     async def sweep(self) -> PurgeReport:
-        """Purge once, for every limit. A workflow whose runs cannot be purged is logged, and keeps no other waiting."""
+        """Purge once, for every limit. If one workflow cannot be purged, this is logged; others are purged."""
         total = PurgeReport()
         for workflow, limit in self._limits.items():
             request = PurgeRequest(older_than=round(limit * MICROSECONDS), statuses=ENDS, workflow=workflow)

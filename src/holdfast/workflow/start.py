@@ -1,7 +1,7 @@
 """Starting a run under the published limits of its workflow: by definition or by name, alone or in a transaction.
 
-A start that used other limits gets the published ones as its answer, computes anew under which limit keys its run is
-counted, and is sent again.
+If the caller of a start used other limits than the published ones, the answer contains the published limits. Then the
+caller computes the limit keys of the run again, and sends the start again.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class RunStarter:
     def start_or_signal(
         self, new: NewRun, event: RunEvent, worker: str = "", *, workflow: Workflow[Any, Any] | str = ""
     ) -> Flow[Started | Posted]:
-        """Send a signal to the run with this id; where none is living, start one with the signal as its first event."""
+        """Send a signal to the run with this id; if there is none that has not ended, start one with this signal."""
         check_replaceable(new.id)
 
         def command(counted: NewRun, worker: str) -> Command:
@@ -215,7 +215,7 @@ class RunStarter:
             self.client.events.emit("definition_unknown", run=started.run.id, workflow=name)
 
     def look_for_workers_of(self, run: Run) -> Flow[None]:
-        """Emit an event if a run was started, nobody drives it, and no worker knows its workflow."""
+        """Emit an event if a run was started, no worker drives it, and no worker has its workflow registered."""
         if run.living and not run.worker:
             yield from self.look_for_workers(run.id, run.type)
 
@@ -258,7 +258,7 @@ class RunStarter:
         return None
 
     def announce(self, name: str, terms: WorkflowLimits) -> Flow[bool]:
-        """Publish the limits of an engine's workflow; nothing is written where there are none."""
+        """Publish the limits of an engine's workflow; if it has no limits, nothing is written."""
         if not terms.limits:
             outcome, _ = yield from send(ReadLimits(workflow=name))
             assert isinstance(outcome, LimitsDiffer)  # noqa: S101

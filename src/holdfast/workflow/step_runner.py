@@ -1,8 +1,8 @@
 """Runs the bodies of steps, with their timeouts and retries.
 
-A body runs on the engine's own event loop if it is async, else in a thread. Inside it, `current_step()` returns its
-idempotency key. A step that fails is retried according to its `Retry`; each failed attempt is recorded, so that a crash
-does not reset the count.
+An async body runs on the engine's own event loop; any other body runs in a thread. In the body, `current_step()`
+gives the idempotency key of the step. A step that fails is retried according to its `Retry`. Each failed attempt is
+recorded, so that a crash does not reset the count.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ..commands.runs import RecordRun
-from ..errors import InvalidValue, StepTimeout
+from ..errors import HoldfastError, InvalidValue, StepTimeout
 from ..rules.lock_outcomes import Outcome
 from ..rules.runs.record import Run
 from ..runtime.codec import encode_value
@@ -25,6 +25,7 @@ from . import journal as j
 from .context import StepCall, StepInfo, step_scope
 from .driver_host import DriverHost
 from .failures import failure_of
+from .step_streams import AttemptStreams, StepStreams
 
 Report = Callable[[StepCall, "j.StepDone | j.StepLost | j.Attempted"], None]
 
@@ -42,6 +43,7 @@ class StepRunner:
     def __init__(self, host: DriverHost, run: Run, report: Report, settled: Callable[[], None]) -> None:
         self._host, self._run, self._report, self._settled = host, run, report, settled
         self.running: set[StepCall] = set()
+        self._streams = StepStreams(host, run, settled)
         self._threads: dict[asyncio.Future[Any], StepCall] = {}
 
     def begin(self, call: StepCall) -> None:
@@ -52,7 +54,7 @@ class StepRunner:
         function = self._host.body_of(call)
         body = partial(function, *call.args, **call.options)
         scope = copy_context()
-        scope.run(step_scope, self._info(call))
+        scope.run(step_scope, self._info(call, self._streams.open(call)))
         self.running.add(call)
         if is_async(function):
             call.running = self._host.spawn(_without_exit(body) if call.timeout is None else _timed(body, call), scope)
@@ -93,7 +95,7 @@ class StepRunner:
         return bool(self.running or self._threads)
 
     def cancel(self) -> None:
-        """Cancel the bodies that are running. Those in threads go on: `settled` is called when they have ended."""
+        """Cancel the bodies that are running. Those in threads continue: `settled` is called at their end."""
         for call in list(self.running):
             if call.running is not None:
                 call.running.cancel()
@@ -107,11 +109,22 @@ class StepRunner:
         if thread.done():
             _ignore_exception(thread)
 
-    def _info(self, call: StepCall) -> StepInfo:
-        return StepInfo(self._run.id, call.id, call.attempts, self._run.generation)
+    def _info(self, call: StepCall, streams: AttemptStreams | None = None) -> StepInfo:
+        return StepInfo(self._run.id, call.id, call.attempts, self._run.generation, streams)
+
+    @property
+    def streaming(self) -> bool:
+        """Whether items that steps have written to streams are not stored yet, though the steps have ended."""
+        return self._streams.busy
+
+    def leave(self) -> None:
+        """Stop, and send nothing more."""
+        self._streams.leave()
+        self.stop()
 
     def stop(self) -> None:
         """Cancel the steps, and ignore the results of those that cannot be stopped."""
+        self._streams.close_all()
         for call in list(self.running):
             self.running.discard(call)
             if call.running is not None:
@@ -120,6 +133,14 @@ class StepRunner:
     def _ended(self, call: StepCall, body: asyncio.Future[Any]) -> None:
         if call not in self.running:
             _ignore_exception(body)
+        else:
+            self._streams.close(call, partial(self._stored, call, body))
+
+    def _stored(self, call: StepCall, body: asyncio.Future[Any], refused: HoldfastError | None) -> None:
+        """Everything that an attempt has written to streams is stored, unless the store has refused it."""
+        if call not in self.running:
+            _ignore_exception(body)
+            self._settled()
             return
         self.running.discard(call)
         if call.timeout is not None and not body.cancelled() and isinstance(body.exception(), StepTimeout):
@@ -129,6 +150,7 @@ class StepRunner:
             self._settled()
             return
         error = asyncio.CancelledError("the step was cancelled") if body.cancelled() else body.exception()
+        error = error or refused
         if error is None:
             self.succeeded(call, body.result())
         else:

@@ -1,4 +1,4 @@
-"""Executes a user's transaction together with a record of the journal: both are committed, or neither."""
+"""Executes a user's transaction together with a record of the journal: both are committed, or neither is."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """A worker: one lease, and the runs that it drives while that lease is held.
 
-It claims due runs, after a notification and at least once a second, and creates a driver for each. A run that waits for
-long is parked. When the lease is lost, every driver leaves its run, and the worker registers again under a new id. Once
-a second it also compares the runs that belong to it in the store with those that it drives: so it finds a claim or a
-start whose reply was lost, and an event whose notification was lost.
+It claims due runs, after a notification and at least once a second, and creates a driver for each of them. A run that
+waits for long is parked. When the lease is lost, every driver leaves its run, and the worker registers again with a
+new id. Once a second the worker also compares two lists: the runs that belong to it in the store, and the runs that
+it drives. In this way it detects a claim or a start whose reply was lost, and an event whose notification was lost.
 """
 
 from __future__ import annotations
@@ -63,11 +63,12 @@ class Worker(WorkerHost):
         max_active: int,
         park_after: float,
         max_bytes: int,
+        max_stream_bytes: int,
         recover: bool,
         engine: str,
         code: str,
     ) -> None:
-        super().__init__(client, max_bytes=max_bytes, engine=engine, code=code)
+        super().__init__(client, max_bytes=max_bytes, max_stream_bytes=max_stream_bytes, engine=engine, code=code)
         self.id = ""
         self.drivers: dict[str, Driver] = {}
         self._workflows, self._name = workflows, name
@@ -88,7 +89,7 @@ class Worker(WorkerHost):
         self._recover = recover
         self._draining = False
         self._known = frozenset(kind for kind, _ in self._types())
-        self._blocked = BlockedRuns(engine, self._known)
+        self._blocked = BlockedRuns(engine, self._known, code)
         self.lock_sweeper = LockSweeper(self.execute, lambda run: self.emit("deadlock_detected", run=run, worker=name))
 
     # -- the lease --------------------------------------------------------------------------------------
@@ -130,7 +131,7 @@ class Worker(WorkerHost):
         return await run_async(flow, self._client.runtime.batchers)
 
     async def stop(self, grace: float) -> None:
-        """Claim nothing more, wait up to `grace` seconds for running steps to be recorded, and release all runs."""
+        """Claim no further run, wait up to `grace` seconds until running steps are recorded, and release all runs."""
         self._draining = True
         for task in (self._polling, self._checking):  # the first task starts the second
             if task is not None:
@@ -242,7 +243,8 @@ class Worker(WorkerHost):
 
     async def try_blocked(self, limit: int) -> list[Driver]:
         """Claim some of the blocked runs that this engine has not tried, if there are any."""
-        found = await self._blocked.next(self.execute, self.now(), limit) if limit > 0 else ()
+        hints = self._client.runtime.listens
+        found = await self._blocked.next(self.execute, self.now(), limit, hints=hints) if limit > 0 else ()
         return await self.claim(limit=len(found), runs=found, untried=True) if found else []
 
     async def _check(self) -> None:
@@ -455,11 +457,20 @@ class Worker(WorkerHost):
                 self._wake.set()  # another run can be driven now
             if isinstance(driver.end, Continue):  # its next generation is due
                 self._wake.set()
+            if driver.left == "outdated" and not self._draining:
+                again = self._loop.create_task(self._drive_again(driver.run.id), name="holdfast-again")
+                self._lookups.add(again)
+                again.add_done_callback(self._lookups.discard)
             if isinstance(driver.end, Park) and driver.end.due_at:
                 pause = (driver.end.due_at - self.now()) / MICROSECONDS
                 if pause < POLL_SECONDS:  # before the next poll
                     self._loop.call_later(max(0.0, pause), self._wake.set)
         driver.finished.set()
+
+    async def _drive_again(self, run: str) -> None:
+        """Drive a run from its history again. If the store cannot be reached, `_compare` finds it later."""
+        with suppress(StoreError):
+            await self.claim(limit=1, runs=(run,))
 
 
 async def _release(lease: AsyncLease) -> None:

@@ -1,7 +1,7 @@
 """What a worker provides to its drivers: the store's time, commands to the store, timers, and threads for steps.
 
-It knows nothing of which runs are driven, claimed or parked: that is the `Worker`, which is derived from it. Everything
-happens on the event loop on which it was created.
+It does not know which runs are driven, claimed or parked: the class `Worker`, which is derived from it, does. All its
+methods are called on the event loop on which it was created.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ T = TypeVar("T")
 class WorkerHost:
     """The part of `DriverHost` that does not depend on the runs of a worker."""
 
-    def __init__(self, client: BaseClient, *, max_bytes: int, engine: str, code: str) -> None:
-        self.max_bytes, self.engine, self.code = max_bytes, engine, code
+    def __init__(self, client: BaseClient, *, max_bytes: int, max_stream_bytes: int, engine: str, code: str) -> None:
+        self.max_bytes, self.max_stream_bytes, self.engine, self.code = max_bytes, max_stream_bytes, engine, code
         self.transactional = isinstance(client.runtime.store, SharesTransactions)
         self.turns = SlotTurns()
         self._client = client

@@ -16,7 +16,19 @@ from holdfast import AsyncClient, Engine, WorkflowFailed
 from holdfast.errors import RunEnded, RunExists, RunLocked
 from holdfast.runtime import failpoints
 from holdfast.testing.waiting import eventually_async
-from support.full_workflow import RESULT, TURNS, WORKFLOWS, Log, fails_once, full_workflow, rounds, sleeper
+from holdfast.workflow import RunHandle, StreamItem
+from support.full_workflow import (
+    NOTED,
+    RESULT,
+    STAGES,
+    TURNS,
+    WORKFLOWS,
+    Log,
+    fails_once,
+    full_workflow,
+    rounds,
+    sleeper,
+)
 
 TTL = 0.8
 
@@ -50,6 +62,7 @@ async def play(job: dict[str, Any]) -> None:
         handle = await engine.start(full_workflow, job, id="full_workflow", idempotency_key="full_workflow")
         slept = await engine.start(sleeper, job["log"], id="sleeper", idempotency_key="sleeper")
         failed = await engine.start(fails_once, job["flag"], id="fails", idempotency_key="fails")
+        reading = asyncio.create_task(read_all(handle, "stages"))
         await handle.signal("paid", {"sum": 5}, idempotency_key="paid")
         turns = await engine.start(rounds, job, id="rounds", idempotency_key="rounds")
         for turn in TURNS:
@@ -64,6 +77,7 @@ async def play(job: dict[str, Any]) -> None:
             await engine.retry("fails")
             first = await failed.result(20)
         outcome = await handle.result(20)
+        await check_streams(handle, [item.value for item in await reading])
         try:
             await slept.result(20)
             raise AssertionError("a cancelled run has completed instead")
@@ -78,6 +92,21 @@ async def play(job: dict[str, Any]) -> None:
         held = (await hf.locks.inspect("till")).holders
         assert not held, f"locks are held at the end: {held}"
     log.note(what="finished")
+
+
+async def read_all(handle: RunHandle[Any], name: str) -> list[StreamItem[Any]]:
+    return [item async for item in handle.stream(name)]
+
+
+async def check_streams(handle: RunHandle[Any], stages: list[Any]) -> None:
+    """Workflow code has written each item once. Of each step the last attempt has written everything, in order."""
+    assert stages == STAGES, stages
+    last: dict[str | None, list[StreamItem[Any]]] = {}
+    for item in await read_all(handle, "notes"):
+        last[item.step] = [*(one for one in last.get(item.step, ()) if not item.replaces(one)), item]
+    assert len(last) == NOTED, list(last)
+    for step, items in last.items():
+        assert [item.value[1] for item in items] == ["begin", "end"], (step, items)
 
 
 async def copy_and_forget(job: dict[str, Any], engine: Engine, read: list[int]) -> None:

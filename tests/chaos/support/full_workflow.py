@@ -47,8 +47,11 @@ def body(log: str, **fields: Any):
 
 @step
 async def note(log: str, value: int) -> int:
+    stream = current_step().stream("notes")
     with body(log):
+        stream.write([value, "begin"])
         await asyncio.sleep(0.005)
+        stream.write([value, "end"])
     return value
 
 
@@ -74,18 +77,22 @@ async def small(ctx: Context, log: str) -> int:
 @workflow
 async def full_workflow(ctx: Context, job: dict[str, Any]) -> dict[str, Any]:
     log = job["log"]
+    stages = ctx.stream("stages")
+    stages.write("begin")
     first = await note(log, 1)
     both = await asyncio.gather(
         note(log, 2), note(log, 3), ctx.step("both", note, log, 4), ctx.step("both", note, log, 5)
     )
     await ctx.sleep(0.25)
     paid = await ctx.wait_for_signal("paid")
+    stages.write("paid")
     await ctx.set_attributes(stage="paid")
     child = await ctx.child(small, log)
     async with ctx.mutex("till", scope="global"):
         tried = await blocking(log, 7)
     counted = await ctx.state.workflow("completed", initial=0).increment()
     payments = await ctx.transaction("pay", pay, job["table"], 5) if job["transaction"] else 1
+    stages.write("end")
     return {
         "first": first,
         "both": both,
@@ -98,6 +105,9 @@ async def full_workflow(ctx: Context, job: dict[str, Any]) -> dict[str, Any]:
 
 
 RESULT = {"first": 1, "both": [2, 3, 4, 5], "paid": {"sum": 5}, "child": 21, "tried": 7, "counted": 1, "payments": 1}
+STAGES = ["begin", "paid", "end"]
+NOTED = 5
+"""How many steps of the workflow write to its stream of notes."""
 
 
 @workflow

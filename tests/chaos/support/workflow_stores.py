@@ -13,7 +13,8 @@ from support import servers
 from support.common import LONGEST_FULL, Report
 
 SizeT = TypeVar("SizeT")
-KINDS = ("sqlite", "postgres", "valkey", "redis")
+MARIADB = "mariadb"
+"""The relational server whose clients poll: campaigns that send no commands of their own wire format run on it, too."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,10 @@ def main(
     parser: argparse.ArgumentParser | None = None,
     longest: float = LONGEST_FULL,
     settings: Mapping[str, dict[str, str]] = MappingProxyType({}),
+    mariadb: bool = False,
 ) -> None:
-    """Run the campaign on the selected stores, or one of its workers."""
+    """Run the campaign on the selected stores, or one of its workers; with `mariadb`, also on MariaDB, at each size."""
+    more = (MARIADB,) if mariadb else ()
 
     def on_server(size: SizeT, seed: int, folder: Path, report: Report, place: servers.Place) -> None:
         prove(size, seed, folder, report, WorkflowStore(place.kind, place.server.url))
@@ -64,4 +67,6 @@ def main(
         parser=parser,
         longest=longest,
         settings=settings,
+        kinds=(*servers.KINDS, *more),
+        small_kinds=(*servers.SMALL_KINDS, *more),
     )

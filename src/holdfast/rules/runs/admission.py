@@ -1,7 +1,8 @@
 """Admission of runs in the same step as their start, promotion of queued runs in the same step as an end.
 
-Limits count runs that are admitted and have not ended, never a stored number that could drift. Queued runs are promoted
-by priority, then by arrival; a run that another of its limits keeps waiting does not block the others.
+Limits count runs that are admitted and have not ended; there is no stored counter that could become wrong. Queued
+runs are promoted by priority, then by arrival. If another limit does not admit a queued run, this run does not block
+the others.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from ...errors import RecordUnreadable
+from . import approvals
 from . import record as rule
 from .helpers import post, wake
 from .limits import LimitKey, LimitUsage, LimitVerdict, WorkflowLimits, decide, group_of, newer
@@ -99,6 +101,7 @@ def _cancel_for(repo: RunRepository, now: int, run: Run, cause: LimitCancel) -> 
 def finish(repo: RunRepository, now: int, run: Run, end: Finish) -> tuple[str, ...]:
     """End a run: notify its parent and its watchers, promote queued runs, give back its locks."""
     parent, terms = read_for_end(repo, run)
+    approvals.close_all(repo, now, run)
     repo.save(rule.finished(run, now, end))
     woken = run.watchers
     if parent is not None:

@@ -81,11 +81,13 @@ def give_up(repo: RunRepository, now: int, *, run: str, fence: int, reason: str,
     return Posted(number=length, fresh=True, run=ended, woken=woken)
 
 
-def may_claim(run: Run, now: int, *, engine: str, opened: int, named: bool, untried: bool) -> bool:
+def may_claim(run: Run, now: int, *, engine: str, opened: int, code: str, named: bool, untried: bool) -> bool:
     """Whether a claim may take this run: one of blocked runs only (`untried`) takes those that its engine may try."""
     if run.status != "blocked" or run.block is None:
         return not untried
-    return run.block.may_try(now, engine=engine, opened=opened) if untried else named or not run.block.poisoned
+    if untried:
+        return run.block.may_try(now, engine=engine, opened=opened, code=code)
+    return named or not run.block.poisoned
 
 
 def _next(before: Block | None, now: int, *, reason: str, engine: str, code: str, request: str) -> Block:
@@ -103,7 +105,10 @@ def _next(before: Block | None, now: int, *, reason: str, engine: str, code: str
 
 def _others(repo: RunRepository, now: int, run: Run) -> tuple[str, ...]:
     """A hint for a worker of an engine that knows the workflow and has not tried this run."""
-    tried: Sequence[str] = () if run.block is None else run.block.engines
+    block = run.block
+    tried: Sequence[str] = () if block is None else block.engines
+    if block is not None and not block.names_all:  # one that is not named may have tried, too
+        return ()
     for worker in repo.workers():
         if worker.engine not in tried and run.type in worker.types and is_alive(repo, now, worker.id):
             return (rule.blocked_hint_for(worker.id, run.id),)

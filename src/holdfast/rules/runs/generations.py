@@ -1,8 +1,8 @@
 """A run begins its next generation: its history is replaced by an input, in the step that ends the generation.
 
-What belongs to the run stays: its id and idempotency key, its places in limits, its watchers and its parent, a cancel
-and all other events that the generation has not read, and the locks that it names. Everything that belongs to the
-generation goes: its journal, the events that it has read, all other locks. The fence rises, so that a late result of
+Data of the run stays: its id and idempotency key, its places in limits, its watchers and its parent, a cancel and all
+other events that the generation has not read, and the locks that the command names. Data of the generation is
+removed: its journal, the events that it has read, all other locks. The fence is increased, so that a late result of
 the old generation is refused.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from . import approvals
 from . import record as rule
 from .helpers import wake
 from .locks import give_back
@@ -28,6 +29,7 @@ def begin_next(repo: RunRepository, now: int, run: Run, then: Continue) -> tuple
     remembered = remember(repo, now, run, (event.key for event in gone if event.kind == "signal" and event.key))
     carried = tuple(lock for lock in run.locks if lock[0] in then.locks)
     others = replace(run, locks=tuple(lock for lock in run.locks if lock[0] not in then.locks))
+    approvals.close_all(repo, now, run)
     repo.clear_inbox(run.id)
     for number, event in enumerate(kept, 1):
         repo.post(run.id, replace(event, number=number))

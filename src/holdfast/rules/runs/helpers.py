@@ -25,7 +25,7 @@ def is_alive(repo: RunRepository, now: int, worker: str) -> bool:
 
 
 def can_drive(repo: RunRepository, now: int, worker: str) -> bool:
-    """Whether a worker may get runs: the crash of one that is not registered would never be noticed."""
+    """Whether a worker may get runs. It must be registered; otherwise its crash would not be detected."""
     return is_alive(repo, now, worker) and any(one.id == worker for one in repo.workers())
 
 

@@ -1,4 +1,4 @@
-"""The transition that writes a run which has ended in another store, for debugging: it is inert until it is retried."""
+"""The transition that stores a run of another store, for debugging: nothing of it is executed until it is retried."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from .repository import RunRepository
 def import_run(repo: RunRepository, now: int, run: Run, entries: Sequence[str], events: Sequence[RunEvent]) -> Outcome:
     """Write a run with its history, unless its id or its idempotency key is in use.
 
-    It is a first run here: the run that started it elsewhere is not in this store, or is another run with the same id.
+    It is a first run in this store, also if it was a child: its parent is not in this store, or another run has the
+    parent's id.
     """
     if run.living or run.worker or run.due_at is not None or run.locks or run.waits or run.length != len(entries):
         raise InvalidValue(f"the run {run.id!r} has not ended, or its history is not complete: it cannot be imported")

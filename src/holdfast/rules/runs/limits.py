@@ -1,7 +1,8 @@
-"""Decides what happens to one start, from how full the limits of its workflow are.
+"""Decides what happens to one start, depending on how full the limits of its workflow are.
 
-A limit says how many runs of a workflow may be admitted and not ended at a time, or how many may start within a span;
-for all its runs, or for those with the same key. Counting, writing and promoting is in `admission.py`.
+A limit is the number of runs of a workflow that may be admitted and not ended at a time, or that may start within a
+time span. It applies to all runs of the workflow, or to the runs with the same key. Counting, writing and promoting
+are in `admission.py`.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class LimitUsage(msgspec.Struct, frozen=True):
 
 
 class LimitVerdict(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What is to happen to a start, and which limit decided it. `retry_in`: when to try again, where that is known."""
+    """The decision about a start, and the limit that made it. `retry_in`: when to try again, if this is known."""
 
     what: Answer
     limit: str = ""
@@ -100,7 +101,7 @@ def group_of(workflow: str, place: LimitKey) -> str:
 
 
 def decide(usages: Sequence[LimitUsage], now: int) -> LimitVerdict:
-    """What happens to a start that these limits count: the strictest answer of the full ones."""
+    """The decision about a start that these limits count: the strictest answer of the full limits."""
     full = [usage for usage in usages if usage.full(now)]
     if not full:
         return ADMITTED

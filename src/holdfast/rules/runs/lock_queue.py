@@ -1,10 +1,10 @@
 """Runs that wait for a lock and are not listed in its record.
 
-A lock's record is read and written whole, so a queue of thousands in it would make every hand-over expensive. The
-record lists the first `LISTED` runs that wait and counts the others in its `overflow`; each of those has a `LockWait`
-in the record of its own run. The store keeps these runs in order as members of the group `queue_group(key)`, by the
-same index that keeps the runs queued at a limit. When the listed runs have been served, the lock takes the next ones
-from there, in the same atomic step.
+The record of a lock is read and written as a whole. So with thousands of waiters in it, every hand-over would be
+expensive. The record lists the first `LISTED` runs that wait, and counts the others in its `overflow`. Each of the
+others has a `LockWait` in the record of its own run. The store keeps these runs in order as members of the group
+`queue_group(key)`, in the same index as the runs that are queued at a limit. When the listed runs have been served,
+the lock takes the next runs from this index, in the same atomic step.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Locks that belong to a run: requested in the same step as its journal is written, and released when it ends.
 
-A lock does not know what a run is. An attempt of a run is like any other; its id contains the run and the number of the
-request. It waits without signs of life, and holds until it is given back, or for its ttl. An offer to it is an event
-for its run, in the same step: a run that nobody drives becomes due.
+The rules of locks do not distinguish runs from other callers. An attempt of a run is like any other attempt; its id
+contains the run and the number of the request. It waits without signs of life, and holds the lock until it releases
+it, or for its ttl. An offer to the attempt adds an event to the inbox of its run, in the same step. So a run that no
+worker drives becomes due.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def answers_before(
 
 
 def give_back(repo: RunRepository, now: int, run: Run) -> tuple[str, ...]:
-    """Give back everything that a run holds or waits for. Returns the attempts to notify."""
+    """Release every lock that a run holds or waits for. Returns the attempts to notify."""
     woken: tuple[str, ...] = ()
     for number, key in run.locks:
         with suppress(RecordUnreadable):  # an unreadable record is left as it is

@@ -10,6 +10,8 @@ from ..lock_outcomes import Outcome
 from .limits import ADMITTED, LimitVerdict, WorkflowLimits
 from .lock_requests import LockAnswer
 from .record import Block, Run, RunEvent, WorkerRecord
+from .requests import ApprovalRequest, Update
+from .stream_records import StreamPart
 
 Obstacle = Literal["", "living", "workflow", "child", "archived"]
 """Why a start can neither use nor replace the run that is there: it has not ended; it is of another workflow; it is a
@@ -123,6 +125,25 @@ class Posted(Outcome, frozen=True, kw_only=True):
     run: Run
 
 
+class UpdateSeen(Outcome, frozen=True, kw_only=True):
+    """A request to a run, with the answer if there is one; None: it was forgotten. The run as it is now."""
+
+    run: Run
+    update: Update | None
+
+
+class ApprovalSeen(Outcome, frozen=True, kw_only=True):
+    """The request that was answered, as it is now; or why it was not answered: then nothing was changed."""
+
+    run: Run
+    approval: ApprovalRequest | None = None
+    why: Literal["", "unknown", "ambiguous", "answered", "closed"] = ""
+
+
+class AnsweredMeanwhile(Outcome, frozen=True, kw_only=True):
+    """The record closes a request that was answered. Nothing was written: the run must be driven from its history."""
+
+
 class RunSeen(Outcome, frozen=True, kw_only=True):
     """The run as it is now, or None; its journal and inbox, if requested; the worker that drives it, if any."""
 
@@ -222,3 +243,36 @@ class EndedWorkflows(Outcome, frozen=True, kw_only=True):
     names: tuple[str, ...]
     next: str | None
     now: int
+
+
+class StreamWritten(Outcome, frozen=True, kw_only=True):
+    """The items are stored. `next` is the offset of the next item of the stream."""
+
+    next: int
+
+
+class StreamRefused(Outcome, frozen=True, kw_only=True):
+    """Nothing was written: the attempt of the step may not write any more.
+
+    It is `over`; a later attempt of the step has written (`superseded`); or what it wrote before is not there
+    (`unknown`).
+    """
+
+    why: Literal["over", "superseded", "unknown"]
+
+
+class StreamSeen(Outcome, frozen=True, kw_only=True):
+    """A page of a stream, and the run as it is now (None: there is no such run).
+
+    `parts` are the items after the offset that was given. `first` is the first offset that is kept, and `next` that of
+    the next item. `truncated`: the items that were asked for are not kept any more. `chunk` is where the chunk with the
+    next item begins. `registered`: the reader is notified of new items and of the end.
+    """
+
+    run: Run | None
+    first: int = 0
+    next: int = 0
+    parts: tuple[StreamPart, ...] = ()
+    truncated: bool = False
+    chunk: int = -1
+    registered: bool = False

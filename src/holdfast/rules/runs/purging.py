@@ -1,10 +1,10 @@
-"""Transitions that remove runs which ended long ago, by whole trees: a first run and all runs below it.
+"""Transitions that remove runs which ended long ago, by whole trees: a first run and all its descendants.
 
-Nothing of a tree is removed while one of its runs has not ended, or ended too late. A small tree is decided and removed
-in one step. A larger one takes several: it is announced (`mark`), checked page by page (`look_at`), hidden if nothing
-has revived a run of it since (`hide`), and then removed part by part (`remove`), the first run last. A purge that
-stops in between is continued by the next one. Of an id that had several runs the row stays, with nothing but its
-number, so that the keys of a later run's steps differ from those of all earlier ones.
+No run of a tree is removed while one of its runs has not ended, or ended too recently. A small tree is decided and
+removed in one step. A larger tree takes several steps: it is announced (`mark`), checked page by page (`look_at`),
+hidden if no run of it was revived since (`hide`), and then removed part by part (`remove`), the first run last. If a
+purge stops in between, the next purge continues it. If an id had several runs, its row stays and contains only the
+number of the last generation. So the idempotency keys of the steps of a later run differ from all earlier keys.
 """
 
 from __future__ import annotations
@@ -17,50 +17,68 @@ from msgspec.structs import replace
 from ...errors import RecordUnreadable
 from ..lock_outcomes import Outcome
 from ..record_type import RecordType
+from . import approvals, streams, updates
 from .helpers import known
 from .outcomes import Purged, PurgeStep, TreeSeen
+from .own_records import own_prefix
 from .record import Run
 from .repository import RunRepository
+from .requests import ANSWERED_PAGE, ANSWERED_PAGES, APPROVAL, APPROVAL_NAME, UPDATE
 from .signal_keys import SIGNAL_KEY, SIGNAL_KEY_PAGE, key_prefix
+from .stream_records import STREAM, STREAM_CHUNK
 from .tree import TREE_MEMBER, tree_prefix
 
 RUNS_AT_ONCE = 100
 """How many runs one step removes, at most."""
 WORK_AT_ONCE = 10_000
 """How many entries, events and records of runs one step removes, at most; an inbox is removed as a whole."""
+WORK_OF = {"stream-chunk": 8}
+"""What a record of some types counts there, if not 1, because it is large."""
 PART = "part"
 """The id of the purge of a run below a first one, of which a part was removed."""
+
+Named = tuple[RecordType[Any], str]
+"""A record that is about a run: its type and its key."""
+OWN_TYPES: dict[str, tuple[RecordType[Any], ...]] = {
+    updates.KIND: (UPDATE, ANSWERED_PAGE, ANSWERED_PAGES),
+    approvals.KIND: (APPROVAL, APPROVAL_NAME),
+    streams.KIND: (STREAM_CHUNK, STREAM),
+}
+"""The types of the records that belong to one run, by the kinds that it notes."""
 
 Verdict = Literal["removable", "absent", "living", "young", "large", "unreadable"]
 
 
 class Tree(NamedTuple):
-    """What one step can see of a tree. `runs` are all its runs, the first one first, if it can be removed at once."""
+    """The part of a tree that one step reads. `runs`: all runs, the first run first, if one step can remove them."""
 
     verdict: Verdict
     runs: tuple[Run, ...] = ()
     work: int = 0
 
 
-def record_prefixes(run: Run) -> tuple[tuple[RecordType[Any], str], ...]:
+def record_prefixes(run: Run) -> tuple[Named, ...]:
     """The types of records that are about one run and are removed with it, each with the prefix of their keys."""
-    if run.remembered is None:
-        return ()
-    return (SIGNAL_KEY, key_prefix(run.id)), (SIGNAL_KEY_PAGE, key_prefix(run.id))
+    found: tuple[Named, ...] = ()
+    if run.remembered is not None:
+        found += ((SIGNAL_KEY, key_prefix(run.id)), (SIGNAL_KEY_PAGE, key_prefix(run.id)))
+    for kind in run.record_kinds:
+        found += tuple((one, own_prefix(run)) for one in OWN_TYPES.get(kind, ()))
+    return found
 
 
 def cuts_the_tree(run: Run) -> bool:  # noqa: ARG001  (no run is started in this way yet)
-    """Whether a run and those below it do not belong to the tree of its root, though it was started there."""
+    """Whether a run and its descendants do not belong to the tree of its root, although it was started there."""
     return False
 
 
 def is_stub(run: Run) -> bool:
-    """Whether only the number of a purged run's id is left: the id may be used again."""
+    """Whether only the number of the last generation is left of a purged run: its id may be used again."""
     return run.status == "purged" and not run.purging
 
 
 def stub_of(run: Run) -> Run | None:
-    """What stays of a purged run: the number of its id, if that had several runs and was not passed on."""
+    """The row that stays of a purged run: its generation, if the id had several and belongs to no other run."""
     if run.generation <= 1 or run.replaced_by:
         return None
     return Run(
@@ -123,10 +141,10 @@ def _tree(repo: RunRepository, name: str, before: int) -> Tree:
         if (verdict := _kept(root, before)) is not None:
             return Tree(verdict)
         keys = repo.record_keys(TREE_MEMBER, tree_prefix(name), "", RUNS_AT_ONCE)
-        if len(keys) >= RUNS_AT_ONCE or len(_records(repo, root, WORK_AT_ONCE)) >= WORK_AT_ONCE:
+        if len(keys) >= RUNS_AT_ONCE or _work_of(_records(repo, root)) >= WORK_AT_ONCE:
             return Tree("large")
         found = (root, *(run for run in _members(repo, name, keys) if run is not None))
-        work = sum(run.length + run.posted + len(_records(repo, run, WORK_AT_ONCE)) for run in found)
+        work = sum(run.length + run.posted + _work_of(_records(repo, run)) for run in found)
     except RecordUnreadable:  # a damaged tree stays, and does not keep others
         return Tree("unreadable")
     if (verdict := _worst(found, before)) is not None:
@@ -154,14 +172,25 @@ def _members(repo: RunRepository, root: str, keys: Sequence[str]) -> Iterator[Ru
         yield run if run is not None and run.root == root and not cuts_the_tree(run) else None
 
 
-def _records(repo: RunRepository, run: Run, limit: int) -> list[tuple[RecordType[Any], str]]:
-    """The first records that are about one run."""
-    found: list[tuple[RecordType[Any], str]] = []
+def _records(repo: RunRepository, run: Run) -> list[Named]:
+    """The first records that are about one run, as many as one step may remove."""
+    found: list[Named] = []
+    work = 0
     for kind, prefix in record_prefixes(run):
-        if len(found) >= limit:
-            break
-        found += [(kind, key) for key in repo.record_keys(kind, prefix, "", limit - len(found))]
+        if work < WORK_AT_ONCE:
+            some = repo.record_keys(kind, prefix, "", at_once(kind))
+            found += [(kind, key) for key in some]
+            work += _work_of(found[-len(some) :] if some else ())
     return found
+
+
+def at_once(kind: RecordType[Any]) -> int:
+    """How many records of a type one step removes, at most."""
+    return WORK_AT_ONCE // WORK_OF.get(kind.name, 1)
+
+
+def _work_of(records: Sequence[Named]) -> int:
+    return sum(WORK_OF.get(kind.name, 1) for kind, _ in records)
 
 
 def _remove_tree(repo: RunRepository, runs: Sequence[Run]) -> None:
@@ -173,7 +202,7 @@ def _remove_tree(repo: RunRepository, runs: Sequence[Run]) -> None:
 
 
 def _remove_run(repo: RunRepository, run: Run) -> None:
-    for kind, key in _records(repo, run, WORK_AT_ONCE):
+    for kind, key in _records(repo, run):
         repo.put_record(kind, key, None)
     repo.clear_run(run, stub_of(run))
 
@@ -215,7 +244,7 @@ def mark(repo: RunRepository, *, root: str, before: int, purge: str) -> Outcome:
 
 
 def hide(repo: RunRepository, *, root: str, before: int, purge: str) -> Outcome:
-    """Make a tree absent whose runs were all checked after it was announced. From then on it is removed for good."""
+    """Hide a tree, if all its runs were checked after the announcement. After that its purge cannot be undone."""
     found = repo.run(root)
     if found is not None and found.status == "purged" and found.purging == purge:
         return PurgeStep(state="hidden")
@@ -226,7 +255,7 @@ def hide(repo: RunRepository, *, root: str, before: int, purge: str) -> Outcome:
 
 
 def remove(repo: RunRepository, *, root: str) -> Outcome:
-    """Remove a part of a hidden tree: runs below the first one, then what is left of the first one."""
+    """Remove a part of a hidden tree: first the descendants, then the rest of the first run."""
     first = repo.run(root)
     if first is None or first.status != "purged" or not first.purging:
         return PurgeStep(state="removed")
@@ -254,8 +283,8 @@ def remove(repo: RunRepository, *, root: str) -> Outcome:
 
 def _trimmed(repo: RunRepository, run: Run) -> bool:
     """Whether a run is small enough to be removed now; if not, a part of what belongs to it was removed."""
-    records = _records(repo, run, WORK_AT_ONCE)
-    if len(records) >= WORK_AT_ONCE:
+    records = _records(repo, run)
+    if _work_of(records) >= WORK_AT_ONCE:
         for kind, key in records:
             repo.put_record(kind, key, None)
         return False

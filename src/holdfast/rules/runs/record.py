@@ -1,8 +1,9 @@
 """The record of a run, and the pure decisions about it: start, claim, record, post, orphan, revive.
 
 A run belongs to one worker or to none. Each claim gives it a higher fence, and every write to its journal is checked
-against that fence in the same step, so a journal is one sequence whichever workers wrote it. The entries of a journal
-are text here; `workflow/journal.py` knows what they mean. All times are integer microseconds of the store's clock.
+against that fence in the same step. So a journal is one sequence, whichever workers wrote it. In this module the
+entries of a journal are text; `workflow/journal.py` defines their meaning. All times are integer microseconds of the
+store's clock.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from .limits import LimitKey, group_of
 Status = Literal[
     "queued", "pending", "running", "suspended", "blocked", "completed", "failed", "cancelled", "timed_out", "purged"
 ]
-"""Not ended: waiting for admission, for a worker, driven by one, waiting for a time or an event, waiting for code that
-fits its history. The rest are ends; of a `purged` run only the row is left, and it counts as absent."""
+"""The first five have not ended: waiting for admission, waiting for a worker, driven by a worker, waiting for a time
+or an event, waiting for code that fits the history. The rest are ends; of a `purged` run only the row is left, and it
+counts as absent."""
 End = Literal["completed", "failed", "cancelled", "timed_out"]
-EventKind = Literal["signal", "cancel", "child", "lock", "deadlock"]
+EventKind = Literal["signal", "update", "approval", "cancel", "child", "lock", "deadlock"]
 OnExisting = Literal["error", "use", "replace_ended"]
-"""What a start does where a run has its id: nothing, return that run, or replace it if it has ended."""
+"""What a start does if there is already a run with its id: refuse, return that run, or replace it if it has ended."""
 Locks = tuple[tuple[int, str], ...]
 """The locks that a run holds or waits for: the number of each request, and the key."""
 
@@ -61,7 +63,8 @@ ENGINES_NAMED = 64
 SUSPECT = 2
 """After this many crashes a worker drives at most one such run at a time, because it may be crashing its workers."""
 LONG_AGO = 5_000_000_000_000_000
-"""Subtracted from the due time of what is due at once (158 years): it stays due, in order, if the clock is set back."""
+"""Subtracted from the due time of a run that is due at once (158 years): it stays due, in order, if the clock is set
+back."""
 POSTPONED = 1_000_000
 """Microseconds after which a run that was due but could not be claimed is due again."""
 WATCHERS = 64
@@ -78,12 +81,13 @@ class Stuck(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Block(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """Why the code that was tried last cannot continue a run. The run waits, with its locks, for code that can.
+    """Why the code that was tried last cannot continue a run. The run waits, with its locks, for other code.
 
     `reason` is JSON text like a failure. `engines` are those that have tried: each other engine may try once, at any
-    time. `code` is the version of the last engine. `tries` counts the tries since the run could last continue, and
-    `first` is when it could not for the first time. A run that crashed its workers (`poisoned`) is tried only by
-    engines that were opened after `since`.
+    time. If more have tried than can be named, only engines that were opened after `since` may try. `code` is the
+    version of the last engine. `tries` counts the tries since the run could last continue, and `first` is the time
+    of the first of them. A run that crashed its workers (`poisoned`) is tried only by engines that were opened after
+    `since`: after a pause, or at once if they have another version.
     """
 
     reason: str
@@ -95,11 +99,19 @@ class Block(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     poisoned: bool = False
     request: str = ""
 
-    def may_try(self, now: int, *, engine: str, opened: int) -> bool:
-        """Whether this engine, opened at that time, may try before the pause has ended."""
+    @property
+    def names_all(self) -> bool:
+        """Whether `engines` are all that have tried, because there is room for more."""
+        return len(self.engines) < ENGINES_NAMED
+
+    def may_try(self, now: int, *, engine: str, opened: int, code: str) -> bool:
+        """Whether this engine, opened at that time and of that version, may try before the pause has ended."""
         if engine in self.engines:
             return False
-        return not self.poisoned or (opened > self.since and now >= self.since + pause_after(self))
+        if self.poisoned:
+            new = bool(code) and code != self.code
+            return opened > self.since and (new or now >= self.since + pause_after(self))
+        return self.names_all or opened > self.since
 
 
 class RememberedKeys(msgspec.Struct, frozen=True, array_like=True):
@@ -129,7 +141,7 @@ def pause_after(block: Block) -> int:
 
 
 class Run(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """What a store keeps of a run besides its journal and its inbox.
+    """The record of a run, without its journal and its inbox.
 
     `length` counts the entries of the journal, `posted` the events of the inbox, `claims` how often it was claimed.
     `due_at` is when a run without a worker may be claimed: a time, `at_once`, or None (not before an event).
@@ -144,7 +156,9 @@ class Run(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     than one step. `first` is the generation with which this run began: above 1 where it has replaced an ended run of
     this id, which is kept as `replaces`; the kept one has the id of its successor in `replaced_by`. `parent_first` is
     the `first` of the parent that has started it, `continued_at` when its generation began where that is not the first
-    one, `cancelled_by` the limit that has cancelled it.
+    one, `cancelled_by` the limit that has cancelled it. `details` is JSON text that the code has set about itself.
+    `approvals` are its open requests for approvals. `record_kinds` are the kinds of further records that belong to it,
+    which a purge looks for.
     """
 
     id: str
@@ -187,6 +201,9 @@ class Run(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     continued_at: int | None = None
     cancelled_by: LimitCancel | None = None
     purging: str = ""
+    details: str | None = None
+    approvals: tuple[str, ...] = ()
+    record_kinds: tuple[str, ...] = ()
 
     @property
     def workflow(self) -> str:
@@ -238,7 +255,7 @@ class RunEvent(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class Past(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """What a run has from its start on besides its input: entries, events, and the number of the last event.
+    """The history that a run has when it starts, besides its input: entries, events, the number of the last event.
 
     It is in the same `generation` as the run that has this past: its code may have used the number, and a run that
     continues under its own id in another store has the same keys of steps.
@@ -251,7 +268,7 @@ class Past(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class Park(msgspec.Struct, frozen=True, tag="park"):
-    """Give the run up until `due_at` or an event; with a time in the past, any worker may claim it at once."""
+    """Release the run until `due_at` or an event; with a time in the past, any worker may claim it at once."""
 
     due_at: int | None
 
@@ -396,7 +413,7 @@ def ended_key(run: Run) -> str:
 
 
 def new_fence(run: Run | None, now: int) -> int:
-    """A fence above all earlier ones of this run; it follows the clock as tokens do."""
+    """A fence above all earlier fences of this run; it follows the clock, like tokens."""
     return now if run is None else max(run.fence + 1, now)
 
 
@@ -428,6 +445,16 @@ def archive_id(run: Run) -> str:
     'order-7~1'
     """
     return f"{run.id}~{run.generation}"
+
+
+def identity_of(run: Run) -> str:
+    """A name of a run that no other run has, also of those that had its id before; it stays when the run is replaced.
+
+    >>> run = Run(id="order-7", type="order", created_at=0, first=3)
+    >>> identity_of(run) == identity_of(replace(run, id="order-7~3", generation=3))
+    True
+    """
+    return f"{without_generation(run.id)}@{run.first}"
 
 
 def is_child_of(run: Run, parent: Run) -> bool:
@@ -490,7 +517,7 @@ def admitted(run: Run, now: int, due_at: int | None) -> Run:
 
 
 def claim(run: Run, now: int, *, worker: str, type: str, code: str = "") -> Run:
-    """The record after a worker took the run: under a new fence, unless it has it already."""
+    """The record after a worker has claimed the run: with a new fence, unless this worker drives it already."""
     if run.worker == worker:
         return run
     return replace(
@@ -533,6 +560,7 @@ def recorded(
     then: Ending | None,
     attributes: dict[str, Scalar] | None,
     request: str,
+    details: str | None = None,
     locks: Locks = (),
     stuck: tuple[str, ...] | None = None,
 ) -> tuple[Run, bool]:
@@ -546,6 +574,7 @@ def recorded(
         crashes=0 if entries or then is not None else run.crashes,
         last=request,
         attributes=run.attributes if attributes is None else attributes,
+        details=run.details if details is None else details,
         locks=locks,
         stuck=None if stuck is None else Stuck(seen, stuck),
     )
@@ -572,11 +601,12 @@ def finished(run: Run, now: int, end: Finish) -> Run:
         waits=(),
         stuck=None,
         block=None,
+        approvals=(),
     )
 
 
 def continued(run: Run, now: int, *, posted: int, locks: Locks, remembered: RememberedKeys | None) -> Run:
-    """The record of a run that begins its next generation, with nothing but an input: any worker may claim it.
+    """The record of a run that begins its next generation with only an input: any worker may claim it.
 
     The worker that claims it decides the version of the workflow. It keeps its places in limits and its watchers.
     """
@@ -599,6 +629,7 @@ def continued(run: Run, now: int, *, posted: int, locks: Locks, remembered: Reme
         stuck=None,
         blocked_for=0,
         remembered=remembered,
+        approvals=(),
     )
 
 
@@ -611,6 +642,11 @@ def posted(run: Run, now: int, kind: EventKind) -> Run:
         due_at=at_once(now) if waits else run.due_at,
         cancelling=run.cancelling or kind == "cancel",
     )
+
+
+def is_stuck(run: Run) -> bool:
+    """Whether only a lock or the end of a child can let a run continue, and it has seen all of its events."""
+    return run.living and run.stuck is not None and run.stuck.seen == run.posted
 
 
 def never_began(run: Run) -> bool:
@@ -648,6 +684,8 @@ def revived(run: Run, now: int, *, keep: int, request: str, fresh: bool) -> Run:
         stuck=None,
         block=None,
         purging="",
+        details=None,
+        approvals=(),
         blocked_for=0 if fresh else run.blocked_for,
         started_at=None if fresh else run.started_at,
     )

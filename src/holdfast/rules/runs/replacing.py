@@ -1,9 +1,10 @@
 """An ended run is replaced by a new run with its id, in the step that starts the new one.
 
 The ended run is kept as `<id>~<n>`, with its generation `n`: its record, its journal, its inbox with the keys of its
-signals, its place in its tree, and its idempotency key. The new run continues the numbers: its first generation is
-`n + 1`, so that the keys of its steps and the ids of its children differ. What belongs to the id and not to the run
-stays: the keys of signals that are remembered, now with those of the replaced run, and the `execution` state.
+signals, its place in its tree, and its idempotency key. The new run continues the numbers: its first generation is `n
++ 1`, so that the keys of its steps and the ids of its children differ. Some data belongs to the id and not to the
+run, and stays under the id: the remembered keys of signals, now also the keys of the replaced run, and the
+`execution` state.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ RESENT_AMONG = 64
 
 
 def started_by(repo: RunRepository, now: int, run: Run | None, new: NewRun) -> Run | None:
-    """The run that this very start has begun: the one that has the id now, or one that was replaced since.
+    """The run that this start has started before: the run that has the id now, or one that was replaced since.
 
     The request of a child is its place in its parent, so a restarted parent uses it again: a replaced child is not
     the one that it starts now.

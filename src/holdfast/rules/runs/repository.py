@@ -80,7 +80,7 @@ class RunRepository(Protocol):
     def clear_run(self, run: Run, left: Run | None) -> None:
         """Remove a run that has ended: its row, journal, inbox, idempotency key and `execution` state.
 
-        With `left`, that row stays in its place, without any of the others.
+        With `left`, this row is written in its place.
         """
 
     def due(self, type: str, now: int, limit: int) -> Sequence[Run]:
@@ -108,7 +108,7 @@ class RunRepository(Protocol):
         """Write the record of a lock."""
 
     def settle(self, key: str, now: int) -> None:
-        """Settle a lock that nobody waits for, and write it if that changed it."""
+        """Settle a lock without waiters, and write it if this changed it."""
 
     def terms(self, workflow: str) -> WorkflowLimits | None:
         """The limits of a workflow; None if none were ever published."""

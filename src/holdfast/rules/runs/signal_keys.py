@@ -1,7 +1,8 @@
 """The keys of signals that earlier generations of a run have read: such a signal is recognised when it is sent again.
 
-Each key is a record of its own, so that one signal reads one record. Each generation lists the keys that it has read
-on a page, so that old keys are found and removed: `KEPT` keys are remembered, none for longer than `KEPT_FOR`.
+Each key is a record of its own, so that one signal reads one record. For each generation there is also a record (a
+page) with the list of the keys that it has read, so that old keys are found and removed. At most `KEPT` keys are
+remembered, for at most `KEPT_FOR`.
 """
 
 from __future__ import annotations

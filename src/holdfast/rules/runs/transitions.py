@@ -14,8 +14,8 @@ from msgspec.structs import replace
 from ...errors import RecordUnreadable
 from ..lock_outcomes import Outcome
 from ..slot import Conflict, Swap, written
+from . import approvals, replacing, tree, updates
 from . import record as rule
-from . import replacing, tree
 from .admission import cancel, enter, finish
 from .blocking import may_claim, poisoned
 from .generations import begin_next
@@ -25,6 +25,7 @@ from .limits import ADMITTED, LimitVerdict, WorkflowLimits
 from .lock_requests import LockRequest
 from .locks import answers_before, ask, give_back, held, notify_offered
 from .outcomes import (
+    AnsweredMeanwhile,
     Claim,
     Claimed,
     Limited,
@@ -43,7 +44,10 @@ from .outcomes import (
 from .purging import is_stub, spare
 from .record import Block, Continue, Ending, Finish, NewRun, Past, Run, RunEvent, Scalar, WorkerRecord
 from .repository import RunRepository
+from .requests import NO_REQUESTS, RunRequests
 from .signal_keys import is_remembered
+from .stream_records import CodeItems
+from .streams import write_from_code
 
 ORPHANS_AT_ONCE = 1_000
 """How many runs of crashed workers one claim releases, at most."""
@@ -84,7 +88,7 @@ def start(
 
 
 def start_or_signal(repo: RunRepository, now: int, new: NewRun, event: RunEvent, worker: str) -> Outcome:
-    """Post a signal to the run with this id; where none is living, start one with the signal as its first event.
+    """Send a signal to the run with this id; if there is none that has not ended, start one with this signal.
 
     A signal that the ended run knows starts nothing.
     """
@@ -160,7 +164,7 @@ def claim(
         run = repo.run(seen.id) or seen  # the end of another run may have changed it just now
         if run.type not in becomes or (run.worker != worker and is_alive(repo, now, run.worker)):
             continue
-        if not may_claim(run, now, engine=engine, opened=opened, named=bool(runs), untried=untried):
+        if not may_claim(run, now, engine=engine, opened=opened, code=code, named=bool(runs), untried=untried):
             continue
         try:
             can_be_had = not rule.holds(repo.lock(rule.run_key(run.workflow, run.id)), now)
@@ -203,13 +207,16 @@ def record(
     children: Sequence[NewRun],
     attributes: dict[str, Scalar] | None,
     request: str,
+    details: str | None = None,
     swap: Swap | None = None,
     lock_requests: Sequence[LockRequest] = (),
     stuck: tuple[str, ...] | None = None,
+    streams: Sequence[CodeItems] = (),
+    requests: RunRequests = NO_REQUESTS,
 ) -> Outcome:
     """Add to the journal of a run that the caller drives, start its children, request locks, and park or end it.
 
-    With a swap, a slot is written in the same step; where another write came first, nothing is done at all.
+    With a swap, a slot is written in the same step; if another write came first, nothing is done.
     """
     before = known(repo, run)
     if before is not None and before.last == request:
@@ -229,8 +236,11 @@ def record(
         changed = written(slot, swap, f"{run}:{request}")
         if changed is None:
             return Conflict(version=slot.version, last=slot.last, value=slot.value)
-    woken: tuple[str, ...] = ()
+    if approvals.answered(repo, before, requests.closes):
+        return AnsweredMeanwhile()
     repo.append(run, at, entries)
+    woken = updates.answer(repo, now, before, requests.replies)
+    approvals.change(repo, now, before, requests.opens, requests.closes)
     if swap is not None and changed is not None:
         repo.put_slot(swap.address, changed)
     taken, limited = (), {}
@@ -241,6 +251,8 @@ def record(
             taken += (new.id,)
         elif isinstance(started, Limited) or (isinstance(started, Started) and started.run.id != new.id):
             limited[new.id] = started.verdict
+    for items in streams:
+        woken += write_from_code(repo, now, before, items)
     answers, locks, offered = ask(repo, now, before, lock_requests)
     woken += offered + notify_offered(repo, now, offered)
     goes_on = taken or limited or any(one.what not in ("queued", "given") for one in answers)
@@ -252,6 +264,7 @@ def record(
         then=then,
         attributes=attributes,
         request=request,
+        details=details,
         locks=locks,
         stuck=None if goes_on else stuck,  # a run that got an answer is not stuck
     )
@@ -274,6 +287,8 @@ def post(repo: RunRepository, now: int, run: str, event: RunEvent) -> Outcome:
     if before is not None and (number := _knows(repo, before, event)) is not None:
         return Posted(number=number, fresh=False, run=before)
     if before is None or not before.living:
+        return RunRefused(run=before)
+    if event.kind == "deadlock" and not rule.is_stuck(before):  # it was claimed or blocked since it was read
         return RunRefused(run=before)
     return cancel(repo, now, before, event) if event.kind == "cancel" else post_to(repo, now, before, event)
 
@@ -302,6 +317,7 @@ def revive(
             return Limited(verdict=entrance.verdict)
         after, woken = entrance.run, entrance.woken
     woken += give_back(repo, now, before)
+    approvals.close_all(repo, now, before)
     repo.cut(run, after.length)
     repo.unpost(run, forget)
     return Posted(number=after.length, fresh=True, run=after, woken=woken)

@@ -1,7 +1,7 @@
-"""Which runs belong to one tree: a record for each child, by which all runs below a first run are found.
+"""Which runs belong to one tree: a record for each child, by which all descendants of a first run are found.
 
-The first run of a tree is the `root` of all runs below it. The key of a record begins with a digest of the root, so the
-members of a tree are the records with that prefix.
+The first run of a tree is the `root` of all its descendants. The key of a record begins with a digest of the root, so
+the members of a tree are the records with that prefix.
 """
 
 from __future__ import annotations

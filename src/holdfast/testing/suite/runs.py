@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from ... import commands as c
 from ...commands import runs as r
+from ...commands.answers import WatchUpdate
 from ...rules.lock_outcomes import Outcome
 from ...rules.runs import record as rule
 from ...rules.runs.outcomes import (
@@ -33,14 +34,14 @@ from ...rules.runs.record import Finish, NewRun, Park, Past, RunEvent
 from ...rules.runs.repository import RunFilter
 from ...rules.slot import WRITERS, Conflict, SlotSeen, Swap, Swapped
 from ..builders import ME, SECOND, SLOT, read, swap
-from ..run_histories import SLOTS, RunHistoryGenerator, RunModel
+from ..run_histories import SLOTS, UPDATES, RunHistoryGenerator, RunModel
 from .base import ANY_NAMES, names
 from .comparison import CHUNKS, HistoryComparison
 
 EVERY_ANSWER = {
     "Started", "RunTaken", "Claimed", "WorkerGone", "Recorded", "RunRefused", "Posted", "RunSeen", "RunPage",
     "RunCounts", "OwnedRuns", "Blocked", "NextDue", "WorkerRegistered", "WorkerList", "Conflict", "Swapped", "SlotSeen",
-    "Purged", "TreeSeen", "PurgeStep", "EndedRuns",
+    "Purged", "TreeSeen", "PurgeStep", "EndedRuns", "StreamWritten", "StreamRefused", "StreamSeen",
 }  # fmt: skip
 TYPES = (("order", "order"),)
 
@@ -64,6 +65,7 @@ def signal(run: str = "r", name: str = "paid", key: str = "") -> r.PostEvent:
 
 NEED_WORKFLOWS = (
     "RunTests", "LimitTests", "ReplacingTests", "RunLockTests", "RunQueueTests", "GenerationTests", "PurgeTests",
+    "StreamTests",
 )  # fmt: skip
 """Classes whose tests are skipped on a store that cannot run workflows."""
 
@@ -222,10 +224,46 @@ class RunTests(HistoryComparison):
         assert self.claim("v.1", runs=("r",), engine="old", opened=run.block.since, untried=True) == []
         later = run.block.since + 1
         assert self.claim("v.1", runs=("r",), engine="new", opened=later, untried=True) == []
+        assert self.claim("v.1", runs=("r",), engine="old", opened=run.block.since, code="fixed", untried=True) == []
         self.advance(61)
         self.add_worker("v.2")
         assert self.claim("v.2", runs=("r",), engine="old", opened=run.block.since, untried=True) == []
         assert [one.id for one in self.claim("v.2", runs=("r",), engine="new", opened=later, untried=True)] == ["r"]
+
+    def test_a_run_that_crashes_its_workers_is_tried_at_once_by_an_engine_of_another_version(self) -> None:
+        self.ask(start(), Started)
+        for life in range(rule.POISONED):
+            self.claim_and_expire(f"w.{life}", code="1")
+        self.ask(r.ClaimRuns(worker=self.add_worker("v.1"), types=TYPES, code="1"), Claimed)
+        block = self.run_seen().block
+        assert block is not None
+        opened = block.since + 1
+        assert self.claim("v.1", runs=("r",), engine="new", opened=opened, code="1", untried=True) == []
+        assert [one.id for one in self.claim("v.1", runs=("r",), engine="new", opened=opened, code="2", untried=True)]
+
+    def test_where_more_engines_have_tried_a_blocked_run_than_are_named_only_new_ones_try_it(self) -> None:
+        """Otherwise engines that are no longer named would try it again and again."""
+        run, before = self.ask(start(worker=self.add_worker()), Started).run, None
+        for number in range(rule.ENGINES_NAMED):
+            if number:
+                (run,) = self.claim(runs=("r",), engine=f"e{number}", opened=1, untried=True)
+            block = r.BlockRun(
+                run="r", fence=run.fence, reason="null", engine=f"e{number}", before=before, request=f"block {number}"
+            )
+            before = self.ask(block, Blocked).run.block
+        assert before is not None
+        assert not before.names_all
+        assert self.claim(runs=("r",), engine="open", opened=before.since, untried=True) == []
+        assert [one.id for one in self.claim(runs=("r",), engine="new", opened=before.since + 1, untried=True)] == ["r"]
+
+    def test_a_deadlock_is_reported_only_to_a_run_that_is_stuck(self) -> None:
+        """It may have been claimed, or blocked, since the search for deadlocks has read it."""
+        run = self.ask(start(worker=self.add_worker()), Started).run
+        deadlock = r.PostEvent(run="r", event=RunEvent(kind="deadlock", name="1", key="deadlock/1/1"))
+        assert self.ask(deadlock, RunRefused).run == run
+        self.ask(record(run, stuck=()), Recorded)
+        assert self.ask(deadlock, Posted).fresh
+        assert not self.ask(deadlock, Posted).fresh, "it was sent again"
 
     def test_a_blocked_run_is_tried_again_after_growing_pauses_and_earlier_by_other_engines(self) -> None:
         self.add_worker("w.1", seconds=10_000)
@@ -639,4 +677,6 @@ class RunTests(HistoryComparison):
 def final_reads(generator: RunHistoryGenerator) -> list[c.Command]:
     """The reads at the end of a history, whose outcomes are compared."""
     runs = [r.ReadRun(run=run, history=True) for run in (*generator.ids, *generator.replaced)]
-    return [r.ListRuns(limit=1000), *runs, *(c.ReadSlot(address=address) for address in SLOTS)]
+    ids = ((run, key) for run in generator.ids for key in UPDATES)
+    updates = [WatchUpdate(run=run, first=1, key=key) for run, key in ids]
+    return [r.ListRuns(limit=1000), *runs, *updates, *(c.ReadSlot(address=address) for address in SLOTS)]
