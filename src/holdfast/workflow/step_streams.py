@@ -246,12 +246,7 @@ class StreamBuffer:
         with self._lock:
             if self._aborted:
                 return
-            values: list[str] = []
-            size = 0
-            while self._items and len(values) < BATCH_ITEMS and size < BATCH_BYTES:
-                values.append(self._items.popleft())
-                size += len(values[-1])
-            self._bytes -= size
+            values = self._next_values()
             if len(self._items) < WAITING_ITEMS and self._bytes < WAITING_BYTES:
                 self._room.set()
             over = self._closed is not None and not self._items
@@ -265,6 +260,16 @@ class StreamBuffer:
             if self._batch.number:
                 self._host.send(self._batch, lambda _: None)
             self._closed(None)
+
+    def _next_values(self) -> list[str]:
+        """Take the items of the next batch. Called with the lock held."""
+        values: list[str] = []
+        size = 0
+        while self._items and len(values) < BATCH_ITEMS and size < BATCH_BYTES:
+            values.append(self._items.popleft())
+            size += len(values[-1])
+        self._bytes -= size
+        return values
 
     def _answered(self, answer: Outcome | HoldfastError) -> None:
         if self._aborted:
