@@ -40,7 +40,7 @@ class Size:
     faults: int
 
 
-SMALL = Size(runs=4, updates=120, approvals=80, people=4, faults=4)
+SMALL = Size(runs=4, updates=40, approvals=30, people=4, faults=2)
 FULL = Size(runs=20, updates=1_000, approvals=1_000, people=4, faults=30)
 
 

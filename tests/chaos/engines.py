@@ -50,7 +50,7 @@ class Size:
     """The share of commits whose reply is lost."""
 
 
-SMALL = Size(engines=3, runs=150, faults=6, lost=0.01)
+SMALL = Size(engines=3, runs=80, faults=4, lost=0.02)
 FULL = Size(engines=4, runs=2_000, faults=60, lost=0.01)
 
 _journal: Journal | None = None

@@ -47,7 +47,7 @@ class Size:
     faults: int
 
 
-SMALL = Size(generations=20, signals=10, threads=8, messages=120, senders=4, faults=4)
+SMALL = Size(generations=8, signals=8, threads=5, messages=40, senders=4, faults=2)
 FULL = Size(generations=1_000, signals=100, threads=50, messages=5_000, senders=4, faults=60)
 
 _journal: Journal | None = None

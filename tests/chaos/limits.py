@@ -41,7 +41,7 @@ class Size:
     kills: int
 
 
-SMALL = Size(starters=4, runs=60, engines=2, kills=3)
+SMALL = Size(starters=4, runs=36, engines=2, kills=2)
 FULL = Size(starters=4, runs=200, engines=3, kills=12)
 
 _journal: Journal | None = None

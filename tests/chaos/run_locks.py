@@ -39,7 +39,7 @@ class Size:
     kills: int
 
 
-SMALL = Size(runs=24, engines=2, kills=3)
+SMALL = Size(runs=14, engines=2, kills=2)
 FULL = Size(runs=50, engines=3, kills=15)
 
 _journal: Journal | None = None

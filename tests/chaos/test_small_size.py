@@ -17,15 +17,15 @@
 | queue_load | 8 waiting for 6 seconds, 240 turns                          | 20, 12, 1,000                          |
 | load    | 60 tasks, holders and readers in 3 processes, 60 runs       | 3,000, 1,000 in 40, 10,000             |
 | crashes | a kill at each of 52 points, when it is reached first       | the first, second and third time       |
-| engines | 3 processes, 150 runs, 6 kills and pauses, lost answers     | 4, 2,000, 60                           |
+| engines | 3 processes, 80 runs, 4 kills and pauses, lost answers      | 4, 2,000, 60                           |
 | recovery | 200 runs of an engine that is killed                       | 1,000                                  |
 | takeover | one pause                                                  | 10                                     |
-| limits  | 60 starts by 4 processes, 3 kills                           | 200, 12                                |
-| run_locks | 24 runs on a mutex and a semaphore, 3 kills              | 100, 15                                |
-| deploy  | 20 runs for each bad deploy, a rolling one of 4 s           | 100, 60 s                              |
-| generations | 20 generations of 10 signals, 120 messages, 8 faults       | 1,000 of 100, 5,000, 120               |
-| streams | 9 readers of 3 runs with 4 steps of 60 items, 4 faults     | 20 of 5, 20 of 200, 40                 |
-| answers | 120 updates, 80 approvals, 4 faults                         | 1,000, 1,000, 30                       |
+| limits  | 36 starts by 4 processes, 2 kills                           | 200, 12                                |
+| run_locks | 14 runs on a mutex and a semaphore, 2 kills               | 100, 15                                |
+| deploy  | 8 runs for each bad deploy, one or two deploys on a server  | 100 for each, and 60 s                 |
+| generations | 8 generations of 8 signals, 40 messages, 4 faults       | 1,000 of 100, 5,000, 120               |
+| streams | 9 readers of 3 runs with 4 steps of 60 items, 4 faults      | 20 of 5, 20 of 200, 40                 |
+| answers | 40 updates, 30 approvals, 2 faults                          | 1,000, 1,000, 30                       |
 
 `network` to `queue_load` run here on PostgreSQL and Valkey, and at full size on Redis as well; `stuck_row` is about
 PostgreSQL alone. `waiters`, `turnover` and the last nine run on SQLite too, `deploy` and `generations` also on

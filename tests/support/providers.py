@@ -457,6 +457,7 @@ PROVIDERS = {
             _plant_redis,
             processes=True,
             notices=True,
+            share=3,
         ),
         Provider("postgres", _postgres_url, _dump_postgres, _plant_record_postgres, _plant_postgres, processes=True),
         Provider(
@@ -466,6 +467,7 @@ PROVIDERS = {
             _plant_record_sql,
             _plant_sql,
             processes=True,
+            share=2,
             only_in=(*LOCKS_AND_STATE, "tests/workflows/"),
         ),
         Provider(
@@ -475,6 +477,7 @@ PROVIDERS = {
             _plant_record_dynamodb,
             _plant_dynamodb,
             processes=True,
+            share=3,
             only_in=(*LOCKS_AND_STATE, "tests/state/test_durable_locks.py"),
         ),
         Provider(
@@ -494,6 +497,7 @@ PROVIDERS = {
             lambda url, namespace, kind, key, text: _plant_mongodb(url, namespace, RECORDS + kind, key, text),
             lambda url, namespace, key, text: _plant_mongodb(url, namespace, LOCKS, key, text),
             processes=True,
+            share=2,
             only_in=LOCKS_AND_STATE,
         ),
     )
