@@ -47,7 +47,7 @@ SUBPACKAGES = {
         "Admission", "Approval", "ApprovalsPage", "BlockInfo", "ChildHandle", "Concurrency", "Context", "ContinueAsNew",
         "Engine", "LimitCancelInfo", "OpenApproval", "PurgeReport", "Rate", "ReplayReport", "Retry", "RunHandle",
         "RunHistory", "RunInfo", "RunLease", "RunsPage", "Step", "StepInfo", "StreamItem", "StreamWriter",
-        "UpdateRequest", "Workflow", "current_step", "step", "workflow",
+        "UpdateRequest", "Workflow", "current_run", "current_step", "step", "workflow",
     ],
     "holdfast.fencing": [
         "AsyncFencedScript", "FenceCondition", "Fenced", "FencedScript", "fence_condition", "fenced_get", "fenced_put",

@@ -7,7 +7,7 @@ command. All errors can be pickled with their fields, so they pass through Celer
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, ClassVar
 
 
@@ -320,6 +320,23 @@ class StepTimeout(HoldfastError, TimeoutError):
     """A step took longer than its timeout."""
 
 
+class DoNotRetry(HoldfastError):
+    """Another attempt cannot succeed: the step or workflow that raises this fails at once, whatever its `Retry` is."""
+
+
+class RetryAfter(HoldfastError):
+    """Another attempt may succeed later: the step or workflow that raises this is tried again after `delay`."""
+
+    def __init__(self, message: str | None = None, *, delay: float | timedelta | str | None = None) -> None:
+        """`delay` is a duration, such as 30 or "5 minutes"; without it, that of the `Retry` is used.
+
+        The attempt counts: after `Retry(max_attempts=...)` attempts the failure is final. A step without a `Retry` is
+        tried again whenever it raises this.
+        """
+        super().__init__(message)
+        self.delay = delay
+
+
 class WorkflowNotRegistered(HoldfastError, LookupError):
     """The store has active runs of workflows that this engine has not registered. They were not changed."""
 
@@ -397,8 +414,6 @@ class UpdateRefused(HoldfastError):
 
 class UpdateTimeout(HoldfastError, TimeoutError):
     """The run has not answered within the time that the caller was willing to wait. The request stays with the run."""
-
-    retryable = True
 
 
 class ApprovalNotOpen(HoldfastError):

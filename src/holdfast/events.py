@@ -114,6 +114,11 @@ EVENTS: dict[str, Kind] = {
         "the history of a run has 10,000 entries; each worker that claims the run replays it: use ctx.continue_as_new",
         ("run", "workflow", "entries"),
     ),
+    "code_blocking": Kind(
+        "warning",
+        "workflow code has blocked its event loop for more than a second, at this line: it belongs into a step",
+        ("run", "workflow", "seconds", "line"),
+    ),
     "signals_unread": Kind(
         "warning", "a run has ended with unread signals, contrary to its on_unread=", ("run", "workflow", "signals")
     ),

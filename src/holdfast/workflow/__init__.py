@@ -1,6 +1,6 @@
 """Workflows: async functions whose steps are recorded, so that a run survives the process that drives it."""
 
-from .context import ChildHandle, Context, StepInfo, current_step
+from .context import ChildHandle, Context, StepInfo, current_run, current_step
 from .context_requests import Approval, UpdateRequest
 from .continuing import ContinueAsNew
 from .definition import Retry, Step, Workflow, step, workflow
@@ -42,6 +42,7 @@ __all__ = [
     "StreamWriter",
     "UpdateRequest",
     "Workflow",
+    "current_run",
     "current_step",
     "step",
     "workflow",

@@ -20,6 +20,7 @@ from ..rules.slot import Address
 from ..runtime.codec import encode_value
 from ..state.compare_and_swap import Decide
 from ..validation import Duration, checked_key, seconds
+from . import journal
 from .attempts import marked
 from .context_locks import ContextLocks
 from .context_requests import ContextRequests
@@ -79,6 +80,17 @@ def step_scope(info: StepInfo) -> None:
     """Mark the code that is executed from now on as the body of a step, not as workflow code."""
     _current_step.set(info)
     current_context.set(None)
+
+
+def current_run() -> Context | None:
+    """The context of the run whose workflow code calls this; None everywhere else, also in the body of a step.
+
+    A function that is used both inside and outside of workflows can ask where it is called:
+
+    >>> current_run() is None
+    True
+    """
+    return current_context.get()
 
 
 def current_step() -> StepInfo:
@@ -177,6 +189,7 @@ class Context(ContextLocks, ContextRequests):
         *args: Any,
         retry: Retry | None = None,
         timeout: Duration | None = None,
+        fingerprint: Any = None,
         **options: Any,
     ) -> Coroutine[Any, Any, R]: ...
     @overload
@@ -187,6 +200,7 @@ class Context(ContextLocks, ContextRequests):
         *args: Any,
         retry: Retry | None = None,
         timeout: Duration | None = None,
+        fingerprint: Any = None,
         **options: Any,
     ) -> Coroutine[Any, Any, R]: ...
     @overload
@@ -197,19 +211,23 @@ class Context(ContextLocks, ContextRequests):
         *args: Any,
         retry: Retry | None = None,
         timeout: Duration | None = None,
+        fingerprint: Any = None,
         **options: Any,
     ) -> Coroutine[Any, Any, R]: ...
     async def step(self, name: str, function: Any, *args: Any, **options: Any) -> Any:
         """Run a function once and record its result; after a crash the recorded result is used.
 
-        `retry=Retry(...)` and `timeout=` (of one attempt) are for the step; all other arguments are for the function.
+        `retry=Retry(...)`, `timeout=` (of one attempt) and `fingerprint=` (a JSON value that identifies the arguments,
+        where they cannot be hashed) are for the step; all other arguments are for the function.
         """
         retry: Retry | None = options.pop("retry", None)
         timeout: Duration | None = options.pop("timeout", None)
+        fingerprint: Any = options.pop("fingerprint", None)
         step = step_of(function)
         if step is not None:
             retry = step.retry if retry is None else retry
             timeout = step.timeout if timeout is None else timeout
+            fingerprint = step.fingerprint if fingerprint is None else fingerprint
             function = step.function
         if not callable(function):
             if inspect.iscoroutine(function):
@@ -218,11 +236,19 @@ class Context(ContextLocks, ContextRequests):
                 f"the step {name!r} is given {function!r} to call, which is no function: give the function and "
                 "its arguments, ctx.step(name, function, *args)"
             )
-        return await self._call(name, function, args, options, retry=retry, timeout=timeout)
+        return await self._call(name, function, args, options, retry=retry, timeout=timeout, fingerprint=fingerprint)
 
     async def call(self, step: Step[Any, Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         """Call a step by itself: all arguments are for its function."""
-        return await self._call(step.name, step.function, args, options, retry=step.retry, timeout=step.timeout)
+        return await self._call(
+            step.name,
+            step.function,
+            args,
+            options,
+            retry=step.retry,
+            timeout=step.timeout,
+            fingerprint=step.fingerprint,
+        )
 
     async def transaction(self, name: str, function: Callable[..., R], *args: Any) -> R:
         """Run `function(connection, *args)` and record its result in one transaction of the store's own database.
@@ -250,9 +276,11 @@ class Context(ContextLocks, ContextRequests):
         retry: Retry | None = None,
         timeout: Duration | None = None,  # noqa: ASYNC109  (of the step)
         transaction: bool = False,
+        fingerprint: Any = None,
     ) -> Any:
         if self._code.over:
             await self._code.out()
+        self._code.check()
         call = self._code.new_call(
             id=self._next_id(checked_name(name, "step name")),
             name=name,
@@ -262,6 +290,7 @@ class Context(ContextLocks, ContextRequests):
             retry=checked_retry(retry) or ONCE,
             timeout=None if timeout is None else seconds(timeout, what="timeout"),
             transaction=transaction,
+            arguments=arguments_of(name, fingerprint, args, options),
         )
         return await self._result(call)
 
@@ -284,6 +313,7 @@ class Context(ContextLocks, ContextRequests):
             retry=ONCE,
             timeout=None,
             transaction=True,
+            arguments=arguments_of(name, None, (address, name), {}),
         )
         return await self._result(call)
 
@@ -489,6 +519,19 @@ class Context(ContextLocks, ContextRequests):
         if self._code.over:
             await self._code.out()
         self._code.set_attributes(checked_attributes(attributes))
+
+
+def arguments_of(step: str, fingerprint: Any, args: tuple[Any, ...], options: dict[str, Any]) -> str:
+    """The hash by which a replay compares the arguments of a step: of them, or of what identifies them.
+
+    `fingerprint` is a JSON value, or a function that returns one.
+    """
+    if fingerprint is None:
+        return journal.arguments_hash(args, options)
+    value = fingerprint(*args, **options) if callable(fingerprint) else fingerprint
+    what = f"the fingerprint of the arguments of the step {step!r}"
+    text = encode_value(value, what=what, advice="A fingerprint is text or another JSON value")
+    return journal.arguments_hash((text,), {})
 
 
 def untaken_signals(context: Context) -> tuple[RunEvent, ...]:

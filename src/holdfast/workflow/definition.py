@@ -57,8 +57,9 @@ class Retry(msgspec.Struct, frozen=True):
     """How often to try, and how long to wait between two tries.
 
     The first wait is `initial`, each later wait is `factor` times as long, at most `max_delay`. Exceptions in
-    `give_up_on` are not retried. With `jitter` each wait is a random time between half of the computed wait and the
-    whole of it.
+    `give_up_on` are not retried, nor are those for which the function `retry_if` returns a false value. With `jitter`
+    each wait is a random time between half of the computed wait and the whole of it. A step can also decide itself, by
+    raising `DoNotRetry` or `RetryAfter`.
 
     >>> Retry(max_attempts=5, initial="100 ms").delay_after(3, 1.0)
     0.4
@@ -70,6 +71,7 @@ class Retry(msgspec.Struct, frozen=True):
     max_delay: Duration = 60
     jitter: bool = True
     give_up_on: tuple[type[BaseException], ...] = ()
+    retry_if: Callable[[Exception], object] | None = None
 
     def __post_init__(self) -> None:
         """Check what was given."""
@@ -82,6 +84,11 @@ class Retry(msgspec.Struct, frozen=True):
         if not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds):
             raise InvalidOption(f"give_up_on takes types of exceptions, not {self.give_up_on!r}")
         msgspec.structs.force_setattr(self, "give_up_on", kinds)
+        if self.retry_if is not None and (not callable(self.retry_if) or inspect.iscoroutinefunction(self.retry_if)):
+            raise InvalidOption(
+                f"retry_if cannot be {self.retry_if!r}: give a plain function that takes the exception and returns "
+                "whether to try again"
+            )
 
     def delay_after(self, attempts: int, chance: float) -> float:
         """Seconds to wait after so many attempts; `chance` is between 0 and 1."""
@@ -240,7 +247,13 @@ class Step(Generic[P, R]):
     """A function whose calls are recorded in a run, and are ordinary calls elsewhere."""
 
     def __init__(
-        self, function: Callable[P, Any], *, name: str | None, retry: Retry | None, timeout: Duration | None
+        self,
+        function: Callable[P, Any],
+        *,
+        name: str | None,
+        retry: Retry | None,
+        timeout: Duration | None,
+        fingerprint: Callable[..., Any] | None = None,
     ) -> None:
         if isinstance(function, classmethod):
             raise InvalidWorkflow("put @classmethod above @step: a step is made of the function itself")
@@ -256,6 +269,12 @@ class Step(Generic[P, R]):
         self.timeout = timeout
         if timeout is not None:
             seconds(timeout, what="timeout")
+        if fingerprint is not None and (not callable(fingerprint) or inspect.iscoroutinefunction(fingerprint)):
+            raise InvalidOption(
+                f"fingerprint cannot be {fingerprint!r}: give a plain function that takes the arguments of the step "
+                f"{self.name!r} and returns what identifies them, such as text"
+            )
+        self.fingerprint = fingerprint
         update_wrapper(self, function)
 
     @overload
@@ -338,8 +357,8 @@ def checked_retention(value: Duration | None) -> float | None:
 class _StepMaker:
     """What `@step(...)` returns: it keeps the types of what it decorates."""
 
-    def __init__(self, name: str | None, retry: Retry | None, timeout: Duration | None) -> None:
-        self._options: dict[str, Any] = {"name": name, "retry": retry, "timeout": timeout}
+    def __init__(self, **options: Any) -> None:
+        self._options = options
 
     @overload
     def __call__(self, function: Callable[P, Coroutine[Any, Any, R]]) -> AsyncStep[P, R]: ...
@@ -356,9 +375,25 @@ def step(name: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncStep[P, R]: ...
 @overload
 def step(name: Callable[P, R], /) -> Step[P, R]: ...
 @overload
-def step(name: str | None = None, *, retry: Retry | None = None, timeout: Duration | None = None) -> _StepMaker: ...
-def step(name: Any = None, *, retry: Retry | None = None, timeout: Duration | None = None) -> Any:
+def step(
+    name: str | None = None,
+    *,
+    retry: Retry | None = None,
+    timeout: Duration | None = None,
+    fingerprint: Callable[..., Any] | None = None,
+) -> _StepMaker: ...
+def step(
+    name: Any = None,
+    *,
+    retry: Retry | None = None,
+    timeout: Duration | None = None,
+    fingerprint: Callable[..., Any] | None = None,
+) -> Any:
     """Make a step of a function, with or without parentheses.
+
+    A replay compares the arguments of a step with the recorded ones, by a hash. `fingerprint` is a function for
+    arguments that cannot be hashed, such as objects: it takes the same arguments, and returns a JSON value that
+    identifies them.
 
     >>> @step(retry=Retry(max_attempts=5))
     ... def add(a: int, b: int) -> int:
@@ -367,8 +402,8 @@ def step(name: Any = None, *, retry: Retry | None = None, timeout: Duration | No
     3
     """
     if name is None or isinstance(name, str):
-        return _StepMaker(name, retry, timeout)
-    return _StepMaker(None, retry, timeout)(name)
+        return _StepMaker(name=name, retry=retry, timeout=timeout, fingerprint=fingerprint)
+    return _StepMaker(name=None, retry=retry, timeout=timeout, fingerprint=fingerprint)(name)
 
 
 class _WorkflowMaker:

@@ -39,12 +39,13 @@ from .definition import Workflow
 from .driver_host import DriverHost
 from .driver_locks import DriverLocks, MakeEntry
 from .driver_state import DriverState
-from .failures import failure_of, is_one_of, refusal_in
+from .failures import failure_of, refusal_in
 from .limits import exceeded
 from .pause import Pause, pause_of
 from .queries import RESTART
 from .recorder import RETRY_SECONDS, Barrier, Recorder
 from .replay import LOCK_EVENTS, Replay
+from .retrying import next_attempt
 from .step_runner import StepRunner, TransactionResult
 
 _log = logging.getLogger("holdfast.workflow")
@@ -61,6 +62,7 @@ class Driver:
 
     def __init__(self, host: DriverHost, workflow: Workflow[Any, Any], claim: Claim) -> None:
         self.host, self.workflow = host, workflow
+        self.watch = host.watch
         self.run: Run = claim.run
         self.left: Leaving | None = None
         self.end: Ending | None = None
@@ -299,6 +301,18 @@ class Driver:
 
         self.host.call_threadsafe(lambda: self._deliver_when_free(fail))
 
+    def blocking(self, seconds: float, line: str) -> None:
+        """The code has blocked the event loop for long. Called from another thread."""
+        run, workflow = self.run.id, self.workflow.type
+        _log.warning(
+            "the workflow code of the run %s has blocked its event loop for %.1f s at %s. No other run of this engine "
+            "can continue meanwhile. Put this into a step.",
+            run,
+            seconds,
+            line,
+        )
+        self.host.emit("code_blocking", run=run, workflow=workflow, seconds=round(seconds, 3), line=line)
+
     def noted(self, entry: j.AnyEntry) -> None:
         """Write an entry about something that the code did, with the next record."""
         self._recorder.append(entry)
@@ -452,11 +466,13 @@ class Driver:
     def _finish(self, status: End, error: BaseException) -> None:
         """End the run with this status, or begin the pause before the next attempt if the workflow is retried."""
         self._stop_effects()
+        retry, attempt, delay = self.workflow.retry, self._code.attempt, None
+        if status == "failed":
+            delay, error = next_attempt(retry, error, attempt, self.host.random())
         failure = failure_of(error)
-        retry, attempt = self.workflow.retry, self._code.attempt
-        if status == "failed" and attempt < retry.max_attempts and not is_one_of(error, retry.give_up_on):
+        if delay is not None:
             now = self.host.now()
-            again_at = now + round(retry.delay_after(attempt, self.host.random()) * 1_000_000)
+            again_at = now + round(delay * 1_000_000)
             deadline = self._deadline()
             if deadline is not None and again_at >= deadline:  # the timeout is for all attempts together
                 self.end = Finish("timed_out", j.write_failure(failure))

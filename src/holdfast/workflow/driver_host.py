@@ -15,6 +15,7 @@ from ..rules.runs.record import NewRun
 from ..runtime.grant import LocalGrant
 
 if TYPE_CHECKING:
+    from .blocking_code import BlockingCodeWatch
     from .context import StepCall
     from .driver import Driver
     from .driver_state import SlotTurns
@@ -48,6 +49,8 @@ class DriverHost(Protocol):
     """The version of the engine's code, if it was given one."""
     transactional: bool
     """Whether the user's own writes can be in one transaction with the store's."""
+    watch: BlockingCodeWatch
+    """Looks for workflow code that blocks the event loop."""
     turns: SlotTurns
     """Decides which run may change a state slot next."""
 

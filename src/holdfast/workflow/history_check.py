@@ -21,6 +21,7 @@ from ..errors import HoldfastError, InvalidOption, NonDeterminismError, NotInWor
 from ..rules.runs.record import NewRun
 from ..runtime.codec import encode_value
 from . import journal as j
+from .blocking_code import BlockingCodeWatch
 from .context import StepCall
 from .continuing import continues, unread_error, unread_signals
 from .definition import Workflow
@@ -70,6 +71,7 @@ class _NoEffects:
 
     def __init__(self) -> None:
         self.refusal: NotInWorkflow | None = None
+        self.watch = BlockingCodeWatch()  # not started
 
     def called(self, call: StepCall) -> None:
         """Do not begin a step."""
@@ -86,6 +88,9 @@ class _NoEffects:
     def refused(self, error: NotInWorkflow) -> None:
         """The code waits for a thread."""
         self.refusal = error
+
+    def blocking(self, seconds: float, line: str) -> None:
+        """Nothing else runs in this thread that the code could delay."""
 
     def noted(self, entry: j.AnyEntry) -> None:
         """Do not write an entry."""

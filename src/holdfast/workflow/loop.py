@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 
 from ..errors import NotInWorkflow
 from .asyncio_frames import AS_COMPLETED, AWAITED, GATHERING, SHIELD, WAIT, given_to_as_completed
+from .blocking_code import BlockingCodeWatch, Warn
 from .loop_futures import (
     Numbered,
     Poll,
@@ -49,8 +50,11 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
     deterministic = True
     """Clients refuse to call a store on such a loop."""
 
-    def __init__(self, now: int, refused: Callable[[NotInWorkflow], None]) -> None:
+    def __init__(
+        self, now: int, refused: Callable[[NotInWorkflow], None], watch: BlockingCodeWatch, blocking: Warn
+    ) -> None:
         self.now = now
+        self._watch, self._blocking = watch, blocking  # the second is called while the code blocks its thread for long
         self._refused = refused  # called from another thread that calls the loop
         self.timers: dict[int, WorkflowTimer] = {}
         self.immediate: dict[int, Poll] = {}
@@ -76,6 +80,7 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
         before = events._get_running_loop()  # noqa: SLF001
         hooks = sys.get_asyncgen_hooks()
         ready = self._ready
+        self._watch.begin(self._blocking)
         events._set_running_loop(self)  # noqa: SLF001
         sys.set_asyncgen_hooks(None, None)
         try:
@@ -94,6 +99,7 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
         finally:
             sys.set_asyncgen_hooks(*hooks)
             events._set_running_loop(before)  # noqa: SLF001
+            self._watch.end()
 
     def next_timer(self) -> WorkflowTimer | None:
         """The timer that ends first; of two with the same end, the one that was created first."""

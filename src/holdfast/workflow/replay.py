@@ -17,6 +17,7 @@ from ..rules.runs.record import End, EventKind, NewRun, Run, RunEvent, Scalar, g
 from ..runtime.codec import decode_value, output_of
 from . import journal as j
 from .attempts import is_marked, marked
+from .blocking_code import BlockingCodeWatch
 from .code_streams import CodeStreams
 from .context import Context, Received, SlotWork, StepCall, untaken_signals
 from .continuing import ContinueAsNew
@@ -73,6 +74,8 @@ class RunLeft(BaseException):
 class Effects(Protocol):
     """Executes the requests of the code: the driver."""
 
+    watch: BlockingCodeWatch
+
     def called(self, call: StepCall) -> None:
         """A step was called."""
 
@@ -88,6 +91,9 @@ class Effects(Protocol):
     def refused(self, error: NotInWorkflow) -> None:
         """The code waits for a thread, which is not allowed. Called from that thread."""
 
+    def blocking(self, seconds: float, line: str) -> None:
+        """The code has blocked its thread for long, at this line. Called from another thread, while it still runs."""
+
     def noted(self, entry: j.AnyEntry) -> None:
         """The code did something that is written to the journal."""
 
@@ -99,7 +105,9 @@ class Replay:
         self, run: Run, workflow: Workflow[Any, Any], effects: Effects, *, max_bytes: int, transactional: bool
     ) -> None:
         self.run, self.workflow, self.max_bytes, self.transactional = run, workflow, max_bytes, transactional
-        self.loop = WorkflowLoop(run.created_at, effects.refused)  # type: ignore[abstract]
+        self.loop = WorkflowLoop(  # type: ignore[abstract]
+            run.created_at, effects.refused, effects.watch, effects.blocking
+        )
         self.root: asyncio.Task[Any] | None = None
         self.replaying = True
         self.attempt = 1
@@ -392,14 +400,11 @@ class Replay:
             await self.loop.create_future()
         raise RunLeft
 
-    def new_call(self, *, function: Any, args: Any, options: Any, **more: Any) -> StepCall:
+    def new_call(self, *, function: Any, **more: Any) -> StepCall:
         """The code calls a step."""
         self.check()
         call = StepCall(
             function=function,
-            args=args,
-            options=options,
-            arguments=j.arguments_hash(args, options),
             output=function.output if isinstance(function, SlotWork) else output_of(function),
             future=self.loop.create_future(),
             **more,

@@ -23,8 +23,10 @@ from ..rules.runs.record import Run
 from ..runtime.codec import encode_value
 from . import journal as j
 from .context import StepCall, StepInfo, step_scope
+from .definition import ONCE
 from .driver_host import DriverHost
 from .failures import failure_of
+from .retrying import next_attempt, policy_of_step
 from .step_streams import AttemptStreams, StepStreams
 
 Report = Callable[[StepCall, "j.StepDone | j.StepLost | j.Attempted"], None]
@@ -174,15 +176,17 @@ class StepRunner:
 
     def failed(self, call: StepCall, error: BaseException) -> None:
         """Report a failed attempt, which is retried, or the failure of the step."""
-        retry, now = call.retry, self._host.now()
-        final = isinstance(error, (InvalidValue, asyncio.CancelledError, *retry.give_up_on))
-        if final or call.attempts >= retry.max_attempts:
+        now = self._host.now()
+        final = isinstance(error, InvalidValue | asyncio.CancelledError)
+        retry = ONCE if final else policy_of_step(call.retry, error)
+        delay, error = next_attempt(retry, error, call.attempts, self._host.random())
+        if delay is None:
             self._report(
                 call,
                 j.StepLost(at=now, id=call.id, args=call.arguments, attempts=call.attempts, error=failure_of(error)),
             )
             return
-        again_at = now + round(retry.delay_after(call.attempts, self._host.random()) * 1_000_000)
+        again_at = now + round(delay * 1_000_000)
         self._report(
             call,
             j.Attempted(at=now, id=call.id, attempts=call.attempts, again_at=again_at, error=failure_of(error)),

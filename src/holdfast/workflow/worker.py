@@ -101,6 +101,7 @@ class Worker(WorkerHost):
         runtime.watched()
         await self._register()
         self._polling = self._loop.create_task(self._poll_forever(), name="holdfast-worker")
+        self.watch.start()
 
     async def _register(self) -> None:
         """Register with a new id and a new lease."""

@@ -33,6 +33,7 @@ from ..runtime.heartbeats import Renewal
 from ..runtime.runners import run_async
 from ..stores.contract import SharesTransactions
 from ..validation import MICROSECONDS
+from .blocking_code import BlockingCodeWatch
 from .children import reclaim
 from .context import StepCall
 from .driver_host import Answer, EarlierAttempts, Reclaimed
@@ -55,6 +56,7 @@ class WorkerHost:
         self.max_bytes, self.max_stream_bytes, self.engine, self.code = max_bytes, max_stream_bytes, engine, code
         self.transactional = isinstance(client.runtime.store, SharesTransactions)
         self.turns = SlotTurns()
+        self.watch = BlockingCodeWatch()
         self._client = client
         self._loop = asyncio.get_running_loop()
         self._offset = 0
@@ -64,6 +66,7 @@ class WorkerHost:
 
     def stop_host(self) -> None:
         """Start no further step in a thread; those that are running are left alone."""
+        self.watch.stop()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def cancel_lookups(self) -> None:
