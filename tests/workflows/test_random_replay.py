@@ -23,6 +23,7 @@ from holdfast.errors import RunEnded
 from holdfast.rules.runs.outcomes import RunSeen
 from holdfast.rules.runs.record import worker_key
 from holdfast.workflow import journal as j
+from holdfast.workflow.blocking_code import BlockingCodeWatch
 from holdfast.workflow.history_check import check_history
 from holdfast.workflow.queries import result_of
 from holdfast.workflow.replay import Replay
@@ -42,6 +43,12 @@ class NoEffects:
     """Fails on every effect: a complete replay must not request any."""
 
     refused = None
+
+    def __init__(self):
+        self.watch = BlockingCodeWatch()  # not started
+
+    def blocking(self, seconds, line):
+        """Nothing else runs here."""
 
     def __getattr__(self, name):
         raise AssertionError(f"a finished history asks for {name}")
