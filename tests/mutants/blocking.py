@@ -11,9 +11,33 @@ BLOCKING = [
     Mutant(
         "code that does not fit fails the run",
         "workflow/driver.py",
-        "        if isinstance(error, NotInWorkflow) or (unread",
-        "        if isinstance(error, HoldfastError) or (unread",
+        "        if isinstance(error, NotInWorkflow) or fails",
+        "        if isinstance(error, HoldfastError) or fails",
         (BLOCKED + "test_a_bad_deploy_blocks_and_the_roll_back_continues_each_run_once[sqlite]",),
+    ),
+    Mutant(
+        "a run that waits fails because of its input, although it has begun",
+        "workflow/driver.py",
+        "return self._recorder.length == 1 and self.run.claims - tries <= 1",
+        "return self._recorder.length == 1",
+        (BLOCKED + "test_a_run_that_has_begun_is_blocked_even_if_its_workflow_fails_unreadable_inputs",),
+    ),
+    Mutant(
+        "a result of a child that new code cannot read fails the parent",
+        "workflow/replay.py",
+        "if self.replaying or recorded:",
+        "if self.replaying:",
+        (
+            BLOCKED
+            + "test_a_result_of_a_child_that_new_code_is_first_to_read_and_cannot_read_blocks_the_parent[sqlite]",
+        ),
+    ),
+    Mutant(
+        "an engine that was open when a run was poisoned can resume it",
+        "rules/runs/blocking.py",
+        "if untried or (named and run.block.poisoned):",
+        "if untried:",
+        (SUITE + "test_a_run_that_crashes_its_workers_is_blocked",),
     ),
     Mutant(
         "a run is blocked by a worker that does not drive it any more",

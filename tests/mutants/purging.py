@@ -11,6 +11,13 @@ RULES = "rules/runs/purging.py"
 
 PURGING = [
     Mutant(
+        "a replaced run is removed while a run below it lives",
+        "rules/runs/purging.py",
+        "_kept(root, before) or _kept_for_others(repo, root)",
+        "_kept(root, before)",
+        (SUITE + "test_a_replaced_run_stays_while_a_run_below_it_lives",),
+    ),
+    Mutant(
         "a purge ignores a run below the first one that has not ended",
         RULES,
         "    if (verdict := _worst(found, before)) is not None:\n        return Tree(verdict)\n",

@@ -293,6 +293,108 @@ def test_a_run_that_never_began_because_of_its_input_fails_if_its_workflow_says_
         workflow(unreadable_input="ignore")(picky.function)
 
 
+@pytest.mark.parametrize("begun", ["signal", "child", "closed-in-a-step"])
+def test_a_run_that_has_begun_is_blocked_even_if_its_workflow_fails_unreadable_inputs(url, played, engine_on, begun):
+    """Such a run has no entry in its history, and may have begun an effect."""
+    shared(url)
+    entered = asyncio.Event()
+
+    @workflow(name="below")
+    async def below(ctx: Context) -> str:
+        return await ctx.wait_for_signal("go")
+
+    async def charge() -> None:
+        entered.set()
+        await asyncio.Event().wait()
+
+    def release(kind):
+        async def picky(ctx: Context, order) -> str:
+            if begun == "child":
+                return await ctx.child(below, id="below")
+            if begun == "closed-in-a-step":
+                await ctx.step("charge", charge)
+            return await ctx.wait_for_signal("go", type=str)
+
+        picky.__annotations__["order"] = kind
+        return workflow(unreadable_input="fail")(picky)
+
+    async def scenario():
+        old, new = release(Receipt), release(LongReceipt)
+        async with engine_on(url, [old, below], park_after=0.05) as engine:
+            handle = await engine.start(old, Receipt("x"), id="r")
+            if begun == "closed-in-a-step":
+                await entered.wait()
+                await engine.close(grace=0)
+            else:
+                await parked(engine, handle)
+        async with engine_on(url, [new, below]) as engine:
+            await engine.signal("below" if begun == "child" else "r", "go", "x")
+            await until_blocked(engine, "r")
+
+    played(scenario)
+
+
+def test_a_result_of_a_child_that_new_code_is_first_to_read_and_cannot_read_blocks_the_parent(url, played, engine_on):
+    shared(url)
+
+    def release(kind):
+        async def function(ctx: Context):
+            await ctx.wait_for_signal("go")
+            return kind("x")
+
+        function.__annotations__["return"] = kind
+        child = workflow(name="child")(function)
+
+        @workflow(name="parent")
+        async def parent(ctx: Context) -> str:
+            async with ctx.mutex("till", scope="global"):
+                return (await ctx.child(child, id="c")).text
+
+        return parent, child
+
+    async def scenario():
+        (old, old_child), (new, new_child) = release(Receipt), release(LongReceipt)
+        async with engine_on(url, [old, old_child], park_after=0.05) as engine:
+            await parked(engine, await engine.start(old, id="r"))
+        async with engine_on(url, [old_child]) as engine:
+            await engine.signal("c", "go")
+            await until_status(engine, "c", "completed")
+        async with engine_on(url, [new, new_child]) as engine:
+            assert "number" in (await until_blocked(engine, "r")).reason.message
+            assert (await engine.get("r")).locks == ("till",)
+        async with engine_on(url, [old, old_child]) as engine:
+            assert await engine.handle("r").result(20) == "x"
+
+    played(scenario)
+
+
+def test_a_timer_of_a_blocked_run_ends_when_the_code_fits(url, played, engine_on):
+    shared(url)
+
+    def release(*, bad):
+        @workflow(name="timed")
+        async def timed(ctx: Context) -> str:
+            await ctx.step("check" if bad else "reserve", len, "x")
+            try:
+                async with asyncio.timeout(0.3):
+                    await ctx.wait_for_signal("go")
+            except TimeoutError:
+                return "late"
+            return "in time"
+
+        return timed
+
+    async def scenario():
+        async with engine_on(url, [release(bad=False)], park_after=0.05) as engine:
+            await parked(engine, await engine.start("timed", id="r"))
+        async with engine_on(url, [release(bad=True)]) as engine:
+            await until_blocked(engine, "r")
+        async with engine_on(url, [release(bad=False)]) as engine:
+            assert await engine.handle("r").result(20) == "late"
+
+    played(scenario)
+
+
 def test_time_that_a_run_is_blocked_does_not_count_for_its_timeout(url, played, engine_on, shop):
     shared(url)
     good, bad = shop.release(bad=False, timeout=4), shop.release(bad=True, timeout=4)

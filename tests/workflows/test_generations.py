@@ -731,6 +731,8 @@ def test_what_continue_as_new_and_ids_refuse(url, played, engine_on):
     played(scenario)
     with pytest.raises(InvalidOption, match="on_unread"):
         workflow(on_unread="drop")(bad_input.function)
+    with pytest.raises(InvalidOption, match="child runs"):
+        workflow(name="order~2")(bad_input.function)
     assert issubclass(InvalidValue, Exception)
 
 

@@ -170,3 +170,31 @@ EMPTY = {
     "entries": [],
     "events": [],
 }
+
+
+def test_the_import_of_a_replaced_run_shares_nothing_with_the_run_of_that_id(url, tmp_path, played, engine_on):
+    @workflow
+    async def noisy(ctx: Context, text: str) -> str:
+        ctx.stream("said").write(text)
+        if text == "waits":
+            await ctx.wait_for_signal("go")
+        return text
+
+    async def items(engine, run):
+        return [item.value async for item in engine.stream(run, "said")]
+
+    async def scenario():
+        async with engine_on(f"sqlite:///{tmp_path}/other.db", [noisy]) as engine:
+            for text in ("one", "two"):
+                await (await engine.start(noisy, text, id="r", on_existing="replace_ended")).result(20)
+            history = await engine.export("r~1")
+        async with engine_on(url, [noisy]) as engine:
+            handle = await engine.start(noisy, "waits", id="r")
+            await engine.import_(history)
+            assert await items(engine, "r~1") == []
+            await engine.purge(older_than=0)
+            await handle.signal("go")
+            await handle.result(20)
+            assert await items(engine, "r") == ["waits"]
+
+    played(scenario)

@@ -299,8 +299,8 @@ def test_a_run_of_old_code_that_is_restarted_takes_the_new_branch_and_one_that_i
     played(scenario)
 
 
-def test_every_attempt_of_a_workflow_decides_again(database, played, engine_on):
-    """Nothing of an earlier attempt is replayed, so a later one takes the code that drives it."""
+def test_a_later_attempt_takes_the_branch_of_the_attempts_before_it(database, played, engine_on):
+    """Its steps have the same keys as theirs: another branch would have an effect besides theirs."""
     branches = []
 
     def release(*, new):
@@ -321,14 +321,33 @@ def test_every_attempt_of_a_workflow_decides_again(database, played, engine_on):
         for signal in (None, "end"):
             async with engine_on(database, [release(new=True)], **PARKS) as engine:
                 if signal is None:
-                    await eventually_async(lambda: parked(engine.handle("r"), 4))
-                    assert await markers(engine, "r") == ["new"]
+                    await eventually_async(lambda: parked(engine.handle("r"), 3))
+                    assert await markers(engine, "r") == []
                 else:
                     await engine.signal("r", signal)
-                    assert await engine.handle("r").result(timeout=20) == "new"
+                    assert await engine.handle("r").result(timeout=20) == "old"
 
     played(scenario)
-    assert set(branches) == {(1, False), (2, True)}
+    assert set(branches) == {(1, False), (2, False)}
+
+
+def test_a_later_attempt_takes_the_new_branch_that_an_earlier_one_has_taken(database, played, engine_on):
+    branches = []
+
+    @workflow(name="one", retry=Retry(max_attempts=3, initial="10 ms", jitter=False))
+    async def one(ctx: Context) -> None:
+        branches.append((ctx.attempt, ctx.patched("new")))
+        if ctx.attempt < 3:
+            raise ValueError("not yet")
+
+    async def scenario():
+        async with engine_on(database, [one]) as engine:
+            handle = await engine.start(one, id="r")
+            await handle.result(timeout=20)
+            assert await markers(engine, "r") == ["new", "new", "new"]
+
+    played(scenario)
+    assert branches == [(1, True), (2, True), (3, True)]
 
 
 def test_an_attempt_that_old_code_began_after_a_rollback_keeps_the_old_branch(database, played, engine_on):

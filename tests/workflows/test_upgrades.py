@@ -1,7 +1,8 @@
 """@workflow(upgrade=...): an input that older code has stored is converted when it is read."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import msgspec
 import pydantic
 import pytest
 from inspect_runs import suspended
@@ -127,3 +128,81 @@ def test_the_conversion_needs_a_type_of_the_input():
     for function in (untyped, without):
         with pytest.raises(InvalidWorkflow, match="annotate its second parameter"):
             workflow(upgrade=plain)(function)
+
+
+@dataclass
+class Old:
+    id: str
+    cents: int
+
+
+@dataclass
+class WithFactory(Old):
+    tags: list[str] = field(default_factory=list)
+
+
+class OldStruct(msgspec.Struct):
+    id: str
+    cents: int
+
+
+class NewStruct(OldStruct):
+    country: str = "DE"
+
+
+@pytest.mark.parametrize(
+    "types",
+    [(Old, WithFactory, None), (OldStruct, NewStruct, None), (Old, Order, plain), (Old, Order, instance)],
+)
+def test_an_input_that_has_got_fields_since_is_the_same_argument_of_a_recorded_step(tmp_path, played, engine_on, types):
+    before, after, upgrade = types
+    url = f"sqlite:///{tmp_path}/runs.db"
+    charged = []
+
+    def charge(order, *, again=None):
+        charged.append(order.cents)
+        return again is None
+
+    def release(kind, upgrade=None):
+        @workflow(name="order", upgrade=upgrade)
+        async def flow(ctx: Context, order: kind) -> int:
+            await ctx.step("charge", charge, order)
+            await ctx.step("again", charge, order, again=order)
+            await ctx.wait_for_signal("go")
+            return order.cents
+
+        return flow
+
+    async def scenario():
+        old, new = release(before), release(after, upgrade)
+        async with engine_on(url, [old], park_after=0.02) as engine:
+            handle = await engine.start(old, before("o-1", 4900), id="r")
+            await eventually_async(lambda: suspended(handle))
+        async with engine_on(url, [new]) as engine:
+            await engine.signal("r", "go")
+            assert await engine.handle("r").result(timeout=20) == 4900
+        assert charged == [4900, 4900]
+
+    played(scenario)
+
+
+def test_another_argument_than_the_input_is_still_detected(tmp_path, played, engine_on):
+    url = f"sqlite:///{tmp_path}/runs.db"
+
+    def release(cents):
+        @workflow(name="order")
+        async def flow(ctx: Context, order: Old) -> None:
+            await ctx.step("charge", str, order if cents is None else Old(order.id, cents))
+            await ctx.wait_for_signal("go")
+
+        return flow
+
+    async def scenario():
+        async with engine_on(url, [release(None)], park_after=0.02) as engine:
+            handle = await engine.start("order", Old("o-1", 4900), id="r")
+            await eventually_async(lambda: suspended(handle))
+        async with engine_on(url, [release(50)]) as engine:
+            await engine.signal("r", "go")
+            await until_blocked(engine, "r")
+
+    played(scenario)

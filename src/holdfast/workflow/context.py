@@ -512,7 +512,8 @@ class Context(ContextLocks, ContextRequests):
         except asyncio.CancelledError:
             self._code.cancel_child(id)
             raise
-        return await self._code.read(text, output, id=f"child:{id}", what=f"the result of the run {id!r}")
+        what = f"the result of the run {id!r}"
+        return await self._code.read(text, output, id=f"child:{id}", what=what, recorded=True)
 
     async def set_attributes(self, **attributes: Scalar) -> None:
         """Set attributes by which lists find this run; attributes that are not named stay."""

@@ -29,7 +29,7 @@ from typing import (
 import msgspec
 
 from ..errors import InvalidOption, InvalidValue, InvalidWorkflow
-from ..rules.runs.record import ANY_VERSION
+from ..rules.runs.record import ANY_VERSION, without_generation
 from ..runtime.codec import PLAIN, decode_value, encode_value, hints_of
 from ..validation import MICROSECONDS, Duration, checked_count, checked_key, seconds
 from .limits import Concurrency, Rate, terms_of
@@ -157,6 +157,11 @@ class Workflow(Generic[I, O]):
         for text in (self.name, self.version or ""):
             if "@" in text or "*" in text:
                 raise InvalidOption(f"a workflow's name and version may not hold @ or *: {text!r}")
+        if without_generation(self.name) != self.name:
+            raise InvalidOption(
+                f"the workflow name {self.name!r} ends in ~ and a number, as the ids of generations of a run do: the "
+                "ids of its child runs could not be told from those. Choose another name."
+            )
         self.timeout = None if timeout is None else round(seconds(timeout, what="timeout") * MICROSECONDS)
         self.retry = checked_retry(retry) or ONCE
         if unreadable_input not in get_args(UnreadableInput):

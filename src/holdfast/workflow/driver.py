@@ -493,8 +493,8 @@ class Driver:
 
         Nothing that was delivered since the last record is recorded.
         """
-        unread = self._code.input_unreadable and self._recorder.length == 1
-        if isinstance(error, NotInWorkflow) or (unread and self.workflow.unreadable_input == "fail"):
+        fails = self.workflow.unreadable_input == "fail" and self._code.input_unreadable and self._never_began
+        if isinstance(error, NotInWorkflow) or fails:
             self._fail(error)
             return
         if not isinstance(error, HoldfastError):
@@ -512,6 +512,15 @@ class Driver:
             before=self._claim.block,
             request=secrets.token_hex(8),
         )
+
+    @property
+    def _never_began(self) -> bool:
+        """Whether no code has driven this run: each claim before this one has ended with a block.
+
+        A run that waits, or whose worker crashed in its first step, has no entry in its history either.
+        """
+        tries = 0 if self._claim.block is None else self._claim.block.tries
+        return self._recorder.length == 1 and self.run.claims - tries <= 1
 
     def _send_block(self) -> None:
         if self._block is not None and self.left is None:

@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from contextvars import copy_context
 from typing import Any, Protocol
 
+import msgspec
+
 from ..errors import HoldfastError, InvalidValue, NonDeterminismError, NotInWorkflow, WorkflowFailed
 from ..rules.runs.record import End, EventKind, NewRun, Run, RunEvent, Scalar, generation_id
 from ..runtime.codec import decode_value, output_of
@@ -146,6 +148,7 @@ class Replay:
         self.end_as: End | None = None
         self.stop_at: int | None = None  # the end of the grace period after a cancel
         self._effects = effects
+        self._input, self._input_text = None, "null"  # as it was read, and as it is stored
         self._event_waits: dict[str, tuple[EventKind, str, asyncio.Future[RunEvent]]] = {}
         self._child_waits: dict[str, asyncio.Future[Any]] = {}
         self._waiters: dict[str, int] = {}  # how many waits there are for each child
@@ -171,7 +174,8 @@ class Replay:
         self._inherits = self.forked is not None
         self.loop.now = self._beginning(entries)
         self.replay_locks = ReplayLocks(self)
-        self.patches = Patches(self, entries[start:], fresh=begins_here(self.run, texts))
+        before = entries[:start] if again else None
+        self.patches = Patches(self, entries[start:], fresh=begins_here(self.run, texts), before=before)
         self.streams = CodeStreams(self, entries[start:])
         self.requests = ReplayRequests(self, entries[start:])
         self.inbox, self.ends = {}, {}
@@ -225,6 +229,7 @@ class Replay:
         except InvalidValue:
             self.input_unreadable = True
             raise
+        self._input, self._input_text = value, text
         self.context = context
         scope = copy_context()
         scope.run(current_context.set, context)
@@ -441,17 +446,18 @@ class Replay:
         """Whether the code that first received something by this wait could not read it."""
         return id in self._unread
 
-    async def read(self, text: str, type: Any, *, id: str, what: str) -> Any:
+    async def read(self, text: str, type: Any, *, id: str, what: str, recorded: bool = False) -> Any:
         """Read a value that the code has received; `id` is the wait that received it.
 
-        The first time, a value that cannot be read is an error of the workflow. In a replay, code that cannot read a
-        value which it could read then does not fit the history: such code does not continue.
+        The first time, a value that cannot be read is an error of the workflow, unless it is `recorded`: other code of
+        this project has written it. In a replay, code that cannot read a value which it could read then does not fit
+        the history. Such code does not continue.
         """
         try:
             return decode_value(text, type, what=what)
         except InvalidValue as error:
             if id not in self._unread:
-                if self.replaying:
+                if self.replaying or recorded:
                     self._unfit = error
                     await self.loop.create_future()
                 self._unread.add(id)
@@ -532,12 +538,25 @@ class Replay:
         call = self.calls.pop(id, None)
         if call is None:
             raise self._differs(f"the step {id!r} ended", f"the steps {sorted(self.calls)}")
-        if call.arguments != arguments:
+        if call.arguments != arguments and self._arguments_as_stored(call) != arguments:
             raise self._differs(
                 f"the step {id!r} was called with arguments that hash to {arguments or 'nothing'}",
                 f"the same step with arguments that hash to {call.arguments or 'nothing'}",
             )
         return call
+
+    def _arguments_as_stored(self, call: StepCall) -> str:
+        """The hash of a step's arguments with the stored text of the input, where the input itself is an argument.
+
+        An input that older code has stored may have got fields since, by defaults or by `upgrade=`.
+        """
+
+        def stored(value: Any) -> Any:
+            return msgspec.Raw(self._input_text.encode()) if value is self._input else value
+
+        return j.arguments_hash(
+            tuple(map(stored, call.args)), {name: stored(one) for name, one in call.options.items()}
+        )
 
     def _differs(self, history: str, code: str) -> NonDeterminismError:
         found = "has ended" if self.done else f"waits for {code}"

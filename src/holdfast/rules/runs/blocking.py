@@ -85,7 +85,7 @@ def may_claim(run: Run, now: int, *, engine: str, opened: int, code: str, named:
     """Whether a claim may take this run: one of blocked runs only (`untried`) takes those that its engine may try."""
     if run.status != "blocked" or run.block is None:
         return not untried
-    if untried:
+    if untried or (named and run.block.poisoned):
         return run.block.may_try(now, engine=engine, opened=opened, code=code)
     return named or not run.block.poisoned
 

@@ -18,11 +18,11 @@ def import_run(repo: RunRepository, now: int, run: Run, entries: Sequence[str], 
     """Write a run with its history, unless its id or its idempotency key is in use.
 
     It is a first run in this store, also if it was a child: its parent is not in this store, or another run has the
-    parent's id.
+    parent's id. It has none of the streams, requests and remembered keys that it had in the other store.
     """
     if run.living or run.worker or run.due_at is not None or run.locks or run.waits or run.length != len(entries):
         raise InvalidValue(f"the run {run.id!r} has not ended, or its history is not complete: it cannot be imported")
-    run = replace(run, parent="", root=run.id, remembered=None, purging="")
+    run = replace(run, parent="", root=run.id, remembered=None, record_kinds=(), purging="")
     taken = repo.run(run.id)
     if taken is not None and is_stub(taken):
         run = replace(run, generation=max(run.generation, taken.generation), fence=max(run.fence, taken.fence))

@@ -138,7 +138,7 @@ def _tree(repo: RunRepository, name: str, before: int) -> Tree:
         root = known(repo, name)
         if root is None or root.parent:
             return Tree("absent")
-        if (verdict := _kept(root, before)) is not None:
+        if (verdict := _kept(root, before) or _kept_for_others(repo, root)) is not None:
             return Tree(verdict)
         keys = repo.record_keys(TREE_MEMBER, tree_prefix(name), "", RUNS_AT_ONCE)
         if len(keys) >= RUNS_AT_ONCE or _work_of(_records(repo, root)) >= WORK_AT_ONCE:
@@ -150,6 +150,26 @@ def _tree(repo: RunRepository, name: str, before: int) -> Tree:
     if (verdict := _worst(found, before)) is not None:
         return Tree(verdict)
     return Tree("removable" if work <= WORK_AT_ONCE else "large", found, work)
+
+
+def _kept_for_others(repo: RunRepository, run: Run) -> Verdict | None:
+    """Whether a run below this replaced one has not ended. They are in the tree of the run that has its id now.
+
+    A tree that is too large for one step counts as living: the replaced run then goes after that tree.
+    """
+    if not run.replaced_by:
+        return None
+    keys = repo.record_keys(TREE_MEMBER, tree_prefix(run.replaced_by), "", RUNS_AT_ONCE)
+    if len(keys) >= RUNS_AT_ONCE:
+        return "living"
+    members = {one.id: one for one in _members(repo, run.replaced_by, keys) if one is not None}
+    for member in members.values():
+        first = member
+        while first.parent in members:
+            first = members[first.parent]
+        if member.living and first.parent == run.replaced_by and first.parent_first == run.first:
+            return "living"
+    return None
 
 
 def _kept(run: Run, before: int) -> Verdict | None:

@@ -451,10 +451,10 @@ def identity_of(run: Run) -> str:
     """A name of a run that no other run has, also of those that had its id before; it stays when the run is replaced.
 
     >>> run = Run(id="order-7", type="order", created_at=0, first=3)
-    >>> identity_of(run) == identity_of(replace(run, id="order-7~3", generation=3))
+    >>> identity_of(run) == identity_of(replace(run, id="order-7~3", generation=3, replaced_by="order-7"))
     True
     """
-    return f"{without_generation(run.id)}@{run.first}"
+    return f"{without_generation(run.id) if run.replaced_by else run.id}@{run.first}"
 
 
 def is_child_of(run: Run, parent: Run) -> bool:

@@ -146,6 +146,28 @@ class PurgeTests(RunTests):
         assert self.purge("child").trees == 0
         assert self.exists("child")
 
+    def test_a_replaced_run_stays_while_a_run_below_it_lives(self) -> None:
+        parent = self.tree("child", "other")
+        (child,) = self.claim(runs=("child",))
+        below = NewRun(id="below", type="order", input="2", request="start below", parent="child", root="r")
+        self.ask(record(child, children=(below,), then=DONE), Recorded)
+        self.finish("other")
+        self.ask(record(parent, then=DONE, seen=9), Recorded)
+        self.ask(start("r", request="again", on_existing="replace_ended"), Started)
+        assert self.purge("r~1") == Purged(trees=0, runs=0, living=1)
+        self.finish("below")
+        assert self.purge("r~1") == Purged(trees=1, runs=1)
+        assert self.exists("r")
+        assert self.exists("child")
+
+    def test_a_replaced_run_does_not_wait_for_the_children_of_its_successor(self) -> None:
+        self.ended()
+        worker = self.add_worker(seconds=3_000)
+        successor = self.ask(start("r", request="again", on_existing="replace_ended", worker=worker), Started).run
+        child = NewRun(id="child", type="order", input="2", request="start child", parent="r", root="r")
+        self.ask(record(successor, children=(child,)), Recorded)
+        assert self.purge("r~1") == Purged(trees=1, runs=1)
+
     def finish(self, *runs: str) -> None:
         """Claim and end runs."""
         for run in self.claim(runs=runs, limit=100):

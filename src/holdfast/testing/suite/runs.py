@@ -221,6 +221,7 @@ class RunTests(HistoryComparison):
         assert run.block is not None
         assert "RunPoisoned" in run.block.reason
         assert self.claim("v.1") == []
+        assert self.claim("v.1", runs=("r",), engine="old", opened=run.block.since) == []
         assert self.claim("v.1", runs=("r",), engine="old", opened=run.block.since, untried=True) == []
         later = run.block.since + 1
         assert self.claim("v.1", runs=("r",), engine="new", opened=later, untried=True) == []
