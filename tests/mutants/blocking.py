@@ -105,7 +105,7 @@ BLOCKING = [
     Mutant(
         "a recorded value that cannot be read any more is an error of the workflow",
         "workflow/replay.py",
-        "                if self.replaying:\n                    self._unfit = error\n"
+        "                if self.replaying or recorded:\n                    self._unfit = error\n"
         "                    await self.loop.create_future()\n",
         "",
         (BLOCKED + "test_a_recorded_value_that_the_code_can_no_longer_read_blocks_the_run[sqlite-signal]",),

@@ -39,14 +39,23 @@ STREAM_RULES = [
     Mutant(
         "the stream of a run is shared with the run that replaces it",
         "rules/runs/record.py",
-        'return f"{without_generation(run.id)}@{run.first}"',
+        'return f"{without_generation(run.id) if run.replaced_by else run.id}@{run.first}"',
         "return without_generation(run.id)",
         (SUITE + "test_a_run_that_replaces_another_begins_an_empty_stream",),
     ),
     Mutant(
+        "an imported run shares the streams of the run whose id its own begins with",
+        "rules/runs/record.py",
+        'return f"{without_generation(run.id) if run.replaced_by else run.id}@{run.first}"',
+        'return f"{without_generation(run.id)}@{run.first}"',
+        (
+            "tests/workflows/test_importing.py::test_the_import_of_a_replaced_run_shares_nothing_with_the_run_of_that_id[sqlite]",
+        ),
+    ),
+    Mutant(
         "a kept run loses its stream",
         "rules/runs/record.py",
-        'return f"{without_generation(run.id)}@{run.first}"',
+        'return f"{without_generation(run.id) if run.replaced_by else run.id}@{run.first}"',
         'return f"{run.id}@{run.first}"',
         (SUITE + "test_a_run_that_replaces_another_begins_an_empty_stream",),
     ),
