@@ -77,6 +77,16 @@ REQUESTS = [
         (SUITE + "test_a_name_that_is_not_unique_must_be_made_so_by_an_id",),
     ),
     Mutant(
+        "requests of a failed attempt stay open",
+        "workflow/driver.py",
+        "            self._code.requests.attempt_ended()\n",
+        "",
+        (
+            APPROVALS + "test_the_requests_of_a_failed_attempt_are_closed_and_the_next_attempt_asks_anew[memory]",
+            APPROVALS + "test_an_answer_that_was_accepted_before_the_end_of_the_attempt_was_stored_counts",
+        ),
+    ),
+    Mutant(
         "requests of a run stay open after its end",
         "rules/runs/admission.py",
         "    approvals.close_all(repo, now, run)\n",

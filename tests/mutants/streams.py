@@ -18,9 +18,30 @@ STREAM_RULES = [
     Mutant(
         "an attempt of a step writes after a later one",
         "rules/runs/streams.py",
-        'return one if one.serial == serial else StreamRefused(why="superseded")',
-        "return one if one.serial == serial else replace(one, serial=serial)",
+        "    if present.fence == fence and present.serial > serial:\n",
+        "    if False:\n",
         (SUITE + "test_an_attempt_that_is_over_or_was_followed_by_another_writes_nothing",),
+    ),
+    Mutant(
+        "an attempt that has begun a stream goes on after a later one has written to another stream",
+        "rules/runs/streams.py",
+        "    if present.fence == fence and present.serial > serial:\n",
+        "    if present.fence == fence and present.serial > serial and number == 0:\n",
+        (SUITE + "test_an_attempt_that_was_followed_by_another_writes_to_no_stream_of_the_run",),
+    ),
+    Mutant(
+        "attempts of two drivers of a run are compared",
+        "rules/runs/streams.py",
+        "    if present.fence == fence and present.serial > serial:\n",
+        "    if present.serial > serial:\n",
+        (SUITE + "test_attempts_are_compared_under_one_fence_only",),
+    ),
+    Mutant(
+        "a purge leaves the records of steps that have written",
+        "rules/runs/purging.py",
+        "    streams.KIND: (STREAM_CHUNK, STREAM, STREAM_STEP),\n",
+        "    streams.KIND: (STREAM_CHUNK, STREAM),\n",
+        (SUITE + "test_a_purge_removes_the_streams_of_a_run",),
     ),
     Mutant(
         "an attempt writes after its end",
@@ -62,8 +83,8 @@ STREAM_RULES = [
     Mutant(
         "a purge leaves the chunks of streams",
         "rules/runs/purging.py",
-        "    streams.KIND: (STREAM_CHUNK, STREAM),\n",
-        "    streams.KIND: (STREAM,),\n",
+        "    streams.KIND: (STREAM_CHUNK, STREAM, STREAM_STEP),\n",
+        "    streams.KIND: (STREAM, STREAM_STEP),\n",
         (SUITE + "test_a_purge_removes_the_streams_of_a_run",),
     ),
     Mutant(

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 from waiting import eventually_async, until_status
 
-from holdfast import AsyncClient, Client, Context, workflow
+from holdfast import AsyncClient, Client, Context, Retry, workflow
 from holdfast.commands.runs import RecordRun
 from holdfast.errors import ApprovalNotOpen, InvalidOption, UnknownRun
 from holdfast.testing import TestEngine
@@ -99,6 +99,98 @@ def test_an_answer_that_was_accepted_before_the_timeout_was_stored_counts(played
             await engine.advance("2 days")
             assert await handle.result(20) == [True, "ann", ""]
             assert answering
+
+    played(scenario)
+
+
+@workflow(retry=Retry(max_attempts=2, initial=0))
+async def asks_in_each_attempt(ctx: Context) -> list:
+    async def fail() -> None:
+        await ctx.wait_for_signal("fail")
+        raise ConnectionError(str(ctx.attempt))
+
+    if ctx.attempt == 1:
+        paid, _ = await asyncio.gather(ctx.approve("pay", {"attempt": 1}, timeout="1 hour"), fail())
+        return [paid.by, "of attempt 1"]
+    await ctx.wait_for_signal("ask")
+    paid = await ctx.approve("pay", {"attempt": 2}, timeout="2 days")
+    return [paid.by, ctx.attempt]
+
+
+def test_the_requests_of_a_failed_attempt_are_closed_and_the_next_attempt_asks_anew(url, played, engine_on):
+    async def scenario():
+        async with engine_on(url, [asks_in_each_attempt], park_after=0.05) as engine:
+            handle = await engine.start(asks_in_each_attempt, id="r")
+            (first,) = await requests(engine)
+            assert (first.id, first.data) == ("pay", {"attempt": 1})
+            await handle.signal("fail")
+
+            async def closed() -> bool:
+                return not (await engine.approvals.list()).approvals
+
+            await eventually_async(closed)
+            with pytest.raises(ApprovalNotOpen, match="does not wait"):
+                await engine.approvals.answer("r", "pay", approved=True, by="ann")
+            await handle.signal("ask")
+            (second,) = await requests(engine)
+            assert (second.id, second.data) == ("pay", {"attempt": 2})
+            assert second.until - second.asked_at > timedelta(days=1)
+            await engine.approvals.answer("r", "pay", approved=True, by="bob")
+            assert await handle.result(20) == ["bob", 2]
+
+    played(scenario)
+
+
+async def requests(engine) -> tuple:
+    await opened(engine)
+    return (await engine.approvals.list()).approvals
+
+
+def test_an_answer_that_was_accepted_before_the_end_of_the_attempt_was_stored_counts(played, monkeypatch):
+    """The record that ends the attempt is refused, and the run is driven again with the answer."""
+    answering: list = []
+    send = Worker.send
+
+    async def scenario():
+        async with TestEngine([asks_in_each_attempt]) as engine:
+
+            def answer_first(worker, command, reply):
+                if isinstance(command, RecordRun) and command.requests.closes and not answering:
+                    answering.append(asyncio.ensure_future(accepted(worker, command, reply)))
+                else:
+                    send(worker, command, reply)
+
+            async def accepted(worker, command, reply):
+                await engine.approvals.answer(command.run, "pay", approved=True, by="ann")
+                send(worker, command, reply)
+
+            monkeypatch.setattr(engine._worker_type, "send", answer_first)
+            handle = await engine.start(asks_in_each_attempt)
+            await opened(engine)
+            await handle.signal("fail")
+            await engine.settle()
+            assert answering
+            await handle.signal("ask")
+            assert await handle.result(20) == ["ann", 2]
+
+    played(scenario)
+
+
+def test_an_attempt_gets_the_answers_of_earlier_attempts_again(url, played, engine_on):
+    @workflow(retry=Retry(max_attempts=2, initial=0))
+    async def careful(ctx: Context) -> list:
+        paid = await ctx.approve("pay")
+        if ctx.attempt == 1:
+            raise ConnectionError
+        return [paid.approved, paid.by, ctx.attempt]
+
+    async def scenario():
+        async with engine_on(url, [careful]) as engine:
+            handle = await engine.start(careful, id="r")
+            await opened(engine)
+            await engine.approvals.answer("r", "pay", approved=False, by="ann")
+            assert await handle.result(20) == [False, "ann", 2]
+            assert (await engine.approvals.list()).approvals == ()
 
     played(scenario)
 

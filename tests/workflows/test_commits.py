@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
+import pkgutil
 import sqlite3
 
 import pytest
 
-from holdfast import AsyncClient, Context, step, workflow
+from holdfast import AsyncClient, Context, commands, step, workflow
 from holdfast.commands import purging as purge_commands
 from holdfast.commands import runs as run_commands
+from holdfast.commands.answers import AnswerApproval
 from holdfast.runtime import failpoints
 from holdfast.workflow.driver import Driver
 
@@ -146,11 +149,18 @@ def test_a_result_is_durable_before_the_next_step_begins(url, played, engine_on,
     assert played(scenario) == [1, *(n + begun for n in range(2, 6))]
 
 
+def run_command_types(base: type = run_commands.RunCommand) -> list[type]:
+    """All types of commands about runs, whichever module of the package defines them."""
+    for module in pkgutil.iter_modules(commands.__path__, commands.__name__ + "."):
+        importlib.import_module(module.name)
+    below = [one for kind in base.__subclasses__() for one in (kind, *run_command_types(kind))]
+    return [kind for kind in below if kind.__module__.startswith(commands.__name__ + ".")]
+
+
 def test_every_command_about_runs_that_writes_is_a_commit_with_a_name():
-    modules = (run_commands.__name__, purge_commands.__name__)
-    found = [*run_commands.RunCommand.__subclasses__(), *run_commands.StartRun.__subclasses__()]
-    kinds = [kind for kind in found if kind.__module__ in modules]
+    kinds = run_command_types()
     writes = [kind for kind in kinds if kind not in (*run_commands.RUN_READS, *purge_commands.PURGE_READS)]
+    assert AnswerApproval in writes
     nameless = {run_commands.RecordRun, run_commands.PostEvent}  # these have several, by what they carry
     assert {failpoints._PLAIN.get(kind) for kind in writes if kind not in nameless} <= set(failpoints.KINDS)
     named = {

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from waiting import eventually_async, until_status
 
-from holdfast import AsyncClient, Client, Context, WorkflowFailed, workflow
+from holdfast import AsyncClient, Client, Context, Retry, WorkflowFailed, workflow
 from holdfast.errors import InvalidOption, RunEnded, UnknownRun, UpdateRefused, UpdateTimeout
 from holdfast.testing import TestEngine
 
@@ -172,6 +172,27 @@ def test_the_next_generation_receives_requests_that_were_read_and_not_answered(p
             assert await handle.result(20) == [2]
             run = await engine.get(handle.id)
             assert (run.generation, run.details) == (2, None)
+
+    played(scenario)
+
+
+def test_an_attempt_receives_the_updates_of_earlier_attempts_again_and_the_first_answer_counts(url, played, engine_on):
+    @workflow(retry=Retry(max_attempts=2, initial=0))
+    async def stubborn(ctx: Context) -> list:
+        request = await anext(ctx.updates("ask"))
+        request.reply([request.payload, ctx.attempt])
+        await ctx.wait_for_signal("go")
+        if ctx.attempt == 1:
+            raise ConnectionError
+        return [request.payload, ctx.attempt]
+
+    async def scenario():
+        async with engine_on(url, [stubborn]) as engine:
+            handle = await engine.start(stubborn)
+            assert await handle.update("ask", "x", timeout=20, idempotency_key="k") == ["x", 1]
+            await handle.signal("go")
+            assert await handle.result(20) == ["x", 2]
+            assert await handle.update("ask", "x", timeout=20, idempotency_key="k") == ["x", 1]
 
     played(scenario)
 

@@ -341,9 +341,10 @@ class WriteStream(RunCommand, frozen=True, kw_only=True):
     """Add the items of an attempt of a step to a stream. Needs the fence. Again: the items that are missing.
 
     Answers `StreamWritten`; `RunRefused` unless the run is driven under this fence; `StreamRefused` where the attempt
-    is over or a later one of this step has written. `serial` orders the attempts of one worker process, `number` counts
-    the items that this attempt has written before. With `over` it writes nothing after this. `values` are JSON texts.
-    More than `max_bytes` of a stream are not kept: the oldest items are removed. `first` is that of the run.
+    is over or a later one of this step has written to any stream of the run. `serial` orders the attempts of one worker
+    process, `number` counts the items that this attempt has written before. With `over` it writes nothing after this.
+    `values` are JSON texts. More than `max_bytes` of a stream are not kept: the oldest items are removed. `first` is
+    that of the run.
     """
 
     run: str

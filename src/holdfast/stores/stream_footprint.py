@@ -12,12 +12,14 @@ from ..rules.runs.stream_records import (
     CHUNK_ITEMS,
     STREAM,
     STREAM_CHUNK,
+    STREAM_STEP,
     CodeItems,
     StreamHead,
     StreamPart,
     append,
     chunk_key,
     head_key,
+    step_key,
 )
 from ..rules.runs.streams import first_chunk
 from .questions import Question, RecordAt, RunById
@@ -39,6 +41,7 @@ def footprint(command: r.WriteStream | r.ReadStream | r.WatchStream, look: Look)
     yield RecordAt(STREAM.name, key)
     head = _head(key, command.name, look)
     if isinstance(command, r.WriteStream):
+        yield RecordAt(STREAM_STEP.name, step_key(run, command.step))
         part = StreamPart(offset=head.next, began=head.next, values=command.values)
         yield from _written(key, head, part, command.max_bytes, look)
     else:

@@ -479,6 +479,7 @@ class Driver:
                 return
             self._code.continuing = None
             self._code.replay_locks.release_all()
+            self._code.requests.attempt_ended()
             children = self._code.children
             entry = j.BegunAgain(at=now, again_at=again_at, error=failure, children=children)
             self.noted(entry)

@@ -2,7 +2,8 @@
 
 A reply, and a request for an approval, are carried by the next record, together with the entry that notes them. In a
 replay the journal says what was stored already. A request for an approval that the code does not wait for any more is
-closed by the next record; the store refuses that record if the request was answered meanwhile.
+closed by the next record; the store refuses that record if the request was answered meanwhile. At the end of an attempt
+all its open requests are closed, so that no answer is accepted which nobody receives.
 """
 
 from __future__ import annotations
@@ -74,8 +75,7 @@ class ReplayRequests:
 
     def ask(self, new: NewApproval) -> None:
         """The code asks for an approval, unless the request is open, or its answer is there."""
-        there = any(event.kind == "approval" and event.name == new.id for event in self._code.inbox.values())
-        if new.id in self._open or there:
+        if new.id in self._open or new.id in self._answers:
             return
         self._opens[new.id] = new
         if new.id not in self._noted:
@@ -89,3 +89,14 @@ class ReplayRequests:
         if self._opens.pop(id, None) is None and id in self._open:
             self._open.discard(id)
             self._closes.append(id)
+
+    def attempt_ended(self) -> None:
+        """The attempt has failed: close what it has asked. An answer that is there is received by the next attempt."""
+        self._opens = {}
+        for wanted in sorted(self._open - self._answers):
+            self.close(wanted)
+
+    @property
+    def _answers(self) -> set[str]:
+        """The requests whose answers have arrived and were not received yet."""
+        return {event.name for event in self._code.inbox.values() if event.kind == "approval"}

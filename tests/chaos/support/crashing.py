@@ -13,11 +13,12 @@ from contextlib import suppress
 from typing import Any
 
 from holdfast import AsyncClient, Engine, WorkflowFailed
-from holdfast.errors import RunEnded, RunExists, RunLocked
+from holdfast.errors import ApprovalNotOpen, RunEnded, RunExists, RunLocked
 from holdfast.runtime import failpoints
 from holdfast.testing.waiting import eventually_async
 from holdfast.workflow import RunHandle, StreamItem
 from support.full_workflow import (
+    DETAILS,
     NOTED,
     RESULT,
     STAGES,
@@ -76,7 +77,9 @@ async def play(job: dict[str, Any]) -> None:
         except WorkflowFailed:
             await engine.retry("fails")
             first = await failed.result(20)
+        await ask_and_approve(engine, handle)
         outcome = await handle.result(20)
+        assert (await engine.get("full_workflow")).details == DETAILS
         await check_streams(handle, [item.value for item in await reading])
         try:
             await slept.result(20)
@@ -92,6 +95,13 @@ async def play(job: dict[str, Any]) -> None:
         held = (await hf.locks.inspect("till")).holders
         assert not held, f"locks are held at the end: {held}"
     log.note(what="finished")
+
+
+async def ask_and_approve(engine: Engine, handle: RunHandle[Any]) -> None:
+    """Send an update, and answer the request that the workflow has opened before its reply, unless it has an answer."""
+    assert await handle.update("ask", "ready?", idempotency_key="ask", timeout=20) == ["ready?", "answered"]
+    with suppress(ApprovalNotOpen):
+        await engine.approvals.answer("full_workflow", "pay", approved=True, by="ann")
 
 
 async def read_all(handle: RunHandle[Any], name: str) -> list[StreamItem[Any]]:

@@ -87,6 +87,12 @@ async def full_workflow(ctx: Context, job: dict[str, Any]) -> dict[str, Any]:
     paid = await ctx.wait_for_signal("paid")
     stages.write("paid")
     await ctx.set_attributes(stage="paid")
+    await ctx.set_details({"stage": "paid"})
+    approving = asyncio.create_task(ctx.approve("pay", {"sum": 5}, timeout="1 hour"))  # opened before the reply
+    request = await anext(ctx.updates("ask"))
+    request.reply([request.payload, "answered"])
+    approval = await approving
+    await ctx.set_details({"stage": "approved"})
     child = await ctx.child(small, log)
     async with ctx.mutex("till", scope="global"):
         tried = await blocking(log, 7)
@@ -97,6 +103,7 @@ async def full_workflow(ctx: Context, job: dict[str, Any]) -> dict[str, Any]:
         "first": first,
         "both": both,
         "paid": paid,
+        "approved": [approval.approved, approval.by],
         "child": child,
         "tried": tried,
         "counted": counted,
@@ -104,7 +111,17 @@ async def full_workflow(ctx: Context, job: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-RESULT = {"first": 1, "both": [2, 3, 4, 5], "paid": {"sum": 5}, "child": 21, "tried": 7, "counted": 1, "payments": 1}
+RESULT = {
+    "first": 1,
+    "both": [2, 3, 4, 5],
+    "paid": {"sum": 5},
+    "approved": [True, "ann"],
+    "child": 21,
+    "tried": 7,
+    "counted": 1,
+    "payments": 1,
+}
+DETAILS = {"stage": "approved"}
 STAGES = ["begin", "paid", "end"]
 NOTED = 5
 """How many steps of the workflow write to its stream of notes."""

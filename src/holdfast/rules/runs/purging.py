@@ -25,7 +25,7 @@ from .record import Run
 from .repository import RunRepository
 from .requests import ANSWERED_PAGE, ANSWERED_PAGES, APPROVAL, APPROVAL_NAME, UPDATE
 from .signal_keys import SIGNAL_KEY, SIGNAL_KEY_PAGE, key_prefix
-from .stream_records import STREAM, STREAM_CHUNK
+from .stream_records import STREAM, STREAM_CHUNK, STREAM_STEP
 from .tree import TREE_MEMBER, tree_prefix
 
 RUNS_AT_ONCE = 100
@@ -42,7 +42,7 @@ Named = tuple[RecordType[Any], str]
 OWN_TYPES: dict[str, tuple[RecordType[Any], ...]] = {
     updates.KIND: (UPDATE, ANSWERED_PAGE, ANSWERED_PAGES),
     approvals.KIND: (APPROVAL, APPROVAL_NAME),
-    streams.KIND: (STREAM_CHUNK, STREAM),
+    streams.KIND: (STREAM_CHUNK, STREAM, STREAM_STEP),
 }
 """The types of the records that belong to one run, by the kinds that it notes."""
 

@@ -3,6 +3,7 @@
 A stream has one record, its head, with the latest items; older items are in chunks, which are never changed again. So a
 write reads and writes the head, and a reader that has seen everything reads nothing else. A chunk has the offset of its
 first item in its key, and no chunk extends beyond a multiple of `CHUNK_ITEMS`, so every offset is found without a list.
+For each step that writes, one record says which of its attempts is the present one, for all streams of the run.
 The streams belong to one run: all its generations share them, and a run that replaces it begins empty ones.
 """
 
@@ -46,8 +47,15 @@ class StreamPart(RecordStruct, frozen=True, kw_only=True):
         return self.offset + len(self.values)
 
 
+class StreamStep(RecordStruct, frozen=True):
+    """The latest attempt of a step that has written to any stream of the run, under this fence."""
+
+    fence: int
+    serial: int
+
+
 class StreamAttempt(RecordStruct, frozen=True):
-    """An attempt of a step that writes: the latest one of its step.
+    """An attempt of a step that writes to a stream: the latest one of its step there.
 
     `serial` numbers the attempts of one worker process, so that of two attempts under one fence the later one is known.
     """
@@ -97,6 +105,7 @@ class StreamChunk(RecordStruct, frozen=True):
 
 STREAM = RecordType("stream", StreamHead)
 STREAM_CHUNK = RecordType("stream-chunk", StreamChunk)
+STREAM_STEP = RecordType("stream-step", StreamStep)
 
 
 class CodeItems(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,6 +128,11 @@ class Appended(NamedTuple):
 def head_key(run: Run, name: str) -> str:
     """The key of the head of a stream."""
     return own_key(run, name)
+
+
+def step_key(run: Run, step: str) -> str:
+    """The key of the record of a step that writes to streams of the run."""
+    return own_key(run, step)
 
 
 def chunk_key(head: str, offset: int) -> str:

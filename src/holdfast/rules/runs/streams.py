@@ -1,8 +1,8 @@
 """Streams of runs: what a run shows while it is under way, item by item, for readers that follow it.
 
-Items come from attempts of steps (`write`), which are checked against the fence of the run and against other attempts
-of the same step, and from workflow code (`write_from_code`), with the record of the run that they follow from.
-`stream_records.py` says how items are kept.
+Items come from attempts of steps (`write`), which are checked against the fence of the run and against later attempts
+of the same step, whichever streams these have written to, and from workflow code (`write_from_code`), with the record
+of the run that they follow from. `stream_records.py` says how items are kept.
 """
 
 from __future__ import annotations
@@ -22,16 +22,19 @@ from .stream_records import (
     CHUNK_ITEMS,
     STREAM,
     STREAM_CHUNK,
+    STREAM_STEP,
     CodeItems,
     StreamAttempt,
     StreamHead,
     StreamPart,
+    StreamStep,
     StreamWatcher,
     append,
     chunk_key,
     head_key,
     part_of,
     size_of,
+    step_key,
 )
 
 KIND = "streams"
@@ -55,11 +58,12 @@ def write(
     found = known(repo, run)
     if found is None or found.status != "running" or found.fence != fence:
         return RunRefused(run=found, holder=holder_of(repo, now, found))
+    present = repo.record(STREAM_STEP, step_key(found, step)) or StreamStep(fence=fence, serial=0)
+    if present.fence == fence and present.serial > serial:
+        return StreamRefused(why="superseded")
     key = head_key(found, name)
     before = repo.record(STREAM, key) or StreamHead(name=name)
     writer = _writer(before, fence=fence, step=step, serial=serial)
-    if isinstance(writer, StreamRefused):
-        return writer
     if writer.over and number + len(values) <= writer.written:
         return _written(before)  # sent again
     if writer.over or number > writer.written:
@@ -82,6 +86,8 @@ def write(
         writer = replace(writer, written=writer.written + len(fresh), began=began, over=over)
         head = replace(head, writers=_writers(head, writer))
         _put(repo, now, key, head)
+    if fresh and present != (latest := StreamStep(fence=fence, serial=serial)):
+        repo.put_record(STREAM_STEP, step_key(found, step), latest)
     return _written(head, _woken(before, now) if fresh else ())
 
 
@@ -131,11 +137,11 @@ def _mark(repo: RunRepository, run: Run) -> None:
         repo.save(with_records(repo.run(run.id) or run, KIND))
 
 
-def _writer(head: StreamHead, *, fence: int, step: str, serial: int) -> StreamAttempt | StreamRefused:
-    """What is known of an attempt; a new one, if it is the first that writes for its step under this fence."""
+def _writer(head: StreamHead, *, fence: int, step: str, serial: int) -> StreamAttempt:
+    """What the stream knows of an attempt; a new one, if this attempt has not written to it."""
     for one in head.writers:
-        if one.step == step and one.fence == fence and one.serial >= serial:
-            return one if one.serial == serial else StreamRefused(why="superseded")
+        if (one.step, one.fence, one.serial) == (step, fence, serial):
+            return one
     return StreamAttempt(step=step, fence=fence, serial=serial, written=0, began=head.next)
 
 

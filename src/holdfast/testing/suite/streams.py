@@ -27,7 +27,7 @@ from ...rules.runs.outcomes import (
 )
 from ...rules.runs.own_records import own_prefix
 from ...rules.runs.record import Continue, Finish, Park, Run
-from ...rules.runs.stream_records import CHUNK_BYTES, CHUNK_ITEMS, STREAM, STREAM_CHUNK, CodeItems
+from ...rules.runs.stream_records import CHUNK_BYTES, CHUNK_ITEMS, STREAM, STREAM_CHUNK, STREAM_STEP, CodeItems
 from ..builders import SECOND
 from .generations import ENTRY, GenerationTests
 from .runs import record, start
@@ -83,7 +83,7 @@ class StreamTests(GenerationTests):
     def records_of(self, run: Run) -> int:
         """How many records the streams of a run have."""
         prefix = own_prefix(run)
-        return sum(len(self.list_records(kind.name, prefix)) for kind in (STREAM, STREAM_CHUNK))
+        return sum(len(self.list_records(kind.name, prefix)) for kind in (STREAM, STREAM_CHUNK, STREAM_STEP))
 
     def list_records(self, kind: str, prefix: str) -> Sequence[Any]:
         """The records of a type."""
@@ -105,7 +105,7 @@ class StreamTests(GenerationTests):
             assert self.items(after=after) == expected[after + 1 :]
         assert self.items(limit=1) == expected
         assert self.items(name="other") == []
-        assert self.records_of(run) == 1 + len(expected) // CHUNK_ITEMS
+        assert self.records_of(run) == 2 + len(expected) // CHUNK_ITEMS
 
     def test_a_write_that_is_sent_again_adds_what_is_missing(self) -> None:
         run = self.running()
@@ -161,6 +161,30 @@ class StreamTests(GenerationTests):
         assert self.wrote(write(run, "other", step="other", serial=1)) == 4
         assert self.wrote(write(run, "d", attempt=2, serial=2, number=1)) == 5
         assert self.items() == ["a", "b", "c", "other", "d"]
+
+    def test_an_attempt_that_was_followed_by_another_writes_to_no_stream_of_the_run(self) -> None:
+        run = self.running()
+        assert self.wrote(write(run, "a", serial=1)) == 1
+        assert self.wrote(write(run, "b", serial=1, name="other")) == 1
+        assert self.wrote(write(run, "c", attempt=2, serial=2, name="other")) == 2
+        assert self.ask(write(run, "late", serial=1, number=1), StreamRefused).why == "superseded"
+        assert self.ask(write(run, "late", serial=1, name="new"), StreamRefused).why == "superseded"
+        assert self.ask(write(run, "a", serial=1), StreamRefused).why == "superseded"
+        assert self.wrote(write(run, "x", step="another", serial=1)) == 2
+        assert self.wrote(write(run, "d", attempt=2, serial=2)) == 3
+        assert (self.items(), self.items(name="other"), self.items(name="new")) == (["a", "x", "d"], ["b", "c"], [])
+
+    def test_attempts_are_compared_under_one_fence_only(self) -> None:
+        """The next worker counts its attempts from 1 again."""
+        (before,) = self.lost()
+        self.add_worker("w.2")
+        (run,) = self.claim("w.2")
+        assert self.wrote(write(run, "a", serial=7)) == 1
+        self.ask(record(run, then=Park(0)), Recorded)
+        (again,) = self.claim("w.2")
+        assert again.fence > run.fence > before.fence
+        assert self.wrote(write(again, "b", serial=1)) == 2
+        assert self.items() == ["a", "b"]
 
     def test_items_say_which_attempt_has_written_them(self) -> None:
         run = self.running()
@@ -246,7 +270,7 @@ class StreamTests(GenerationTests):
         for after in (-1, 0, seen.first - 2):
             missed = self.page(after=after)
             assert (missed.truncated, missed.first, missed.parts) == (True, seen.first, ())
-        assert self.records_of(run) <= 1 + bound // CHUNK_BYTES + 2
+        assert self.records_of(run) <= 2 + bound // CHUNK_BYTES + 2
         self.wrote(write(run, "y" * 2 * bound, number=120, max_bytes=bound))
         assert self.page().first > seen.first
         assert len(self.items()[-1]) == 2 * bound, "the latest item is kept, however large it is"
@@ -263,13 +287,14 @@ class StreamTests(GenerationTests):
 
     def test_a_purge_removes_the_streams_of_a_run(self, monkeypatch: pytest.MonkeyPatch) -> None:
         run = self.running()
+        self.wrote(write(run, "of a step", name="c"))
         self.ask(record(run, then=Finish("completed", "7"), streams=(code(*range(200)), code(1, name="b"))), Recorded)
         other = self.running("other")
         self.wrote(write(other, "stays"))
-        assert self.records_of(run) == 5
+        assert self.records_of(run) == 7
         assert self.purged("r") == Purged(trees=1, runs=1)
         assert self.records_of(run) == 0
-        assert self.records_of(other) == 1
+        assert self.records_of(other) == 2
         again = self.running(request="again")
         assert (again.first, self.items()) == (1, [])
         monkeypatch.setattr(purge_rules, "WORK_AT_ONCE", 16)  # two chunks
