@@ -94,6 +94,8 @@ class Retry(msgspec.Struct, frozen=True):
 
 
 ONCE = Retry(max_attempts=1)
+SHORTEST_HEARTBEAT_TIMEOUT = 0.1
+"""Seconds: in a shorter time, a heartbeat cannot reach every store."""
 FOREVER = "forever"
 """The `retain` of a workflow whose ended runs are kept although its engine has a `retain`."""
 
@@ -103,6 +105,23 @@ def checked_retry(retry: Retry | None) -> Retry | None:
     if retry is not None and not isinstance(retry, Retry):
         raise InvalidOption(f"retry cannot be {retry!r}: give retry=Retry(max_attempts=3), or leave it out")
     return retry
+
+
+def checked_heartbeat_timeout(value: Duration | None) -> float | None:
+    """The longest time between two heartbeats of a step, in seconds; None: its heartbeats are not waited for.
+
+    >>> checked_heartbeat_timeout("1 minute")
+    60.0
+    """
+    if value is None:
+        return None
+    length = seconds(value, what="heartbeat_timeout")
+    if length < SHORTEST_HEARTBEAT_TIMEOUT:
+        raise InvalidOption(
+            f"heartbeat_timeout={value!r} is less than {SHORTEST_HEARTBEAT_TIMEOUT} s: give a time in which a step "
+            "that works sends several heartbeats"
+        )
+    return length
 
 
 def checked_name(name: str, what: str) -> str:
@@ -240,7 +259,13 @@ class Step(Generic[P, R]):
     """A function whose calls are recorded in a run, and are ordinary calls elsewhere."""
 
     def __init__(
-        self, function: Callable[P, Any], *, name: str | None, retry: Retry | None, timeout: Duration | None
+        self,
+        function: Callable[P, Any],
+        *,
+        name: str | None,
+        retry: Retry | None,
+        timeout: Duration | None,
+        heartbeat_timeout: Duration | None = None,
     ) -> None:
         if isinstance(function, classmethod):
             raise InvalidWorkflow("put @classmethod above @step: a step is made of the function itself")
@@ -256,6 +281,7 @@ class Step(Generic[P, R]):
         self.timeout = timeout
         if timeout is not None:
             seconds(timeout, what="timeout")
+        self.heartbeat_timeout = checked_heartbeat_timeout(heartbeat_timeout)
         update_wrapper(self, function)
 
     @overload
@@ -338,8 +364,8 @@ def checked_retention(value: Duration | None) -> float | None:
 class _StepMaker:
     """What `@step(...)` returns: it keeps the types of what it decorates."""
 
-    def __init__(self, name: str | None, retry: Retry | None, timeout: Duration | None) -> None:
-        self._options: dict[str, Any] = {"name": name, "retry": retry, "timeout": timeout}
+    def __init__(self, **options: Any) -> None:
+        self._options = options
 
     @overload
     def __call__(self, function: Callable[P, Coroutine[Any, Any, R]]) -> AsyncStep[P, R]: ...
@@ -356,9 +382,24 @@ def step(name: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncStep[P, R]: ...
 @overload
 def step(name: Callable[P, R], /) -> Step[P, R]: ...
 @overload
-def step(name: str | None = None, *, retry: Retry | None = None, timeout: Duration | None = None) -> _StepMaker: ...
-def step(name: Any = None, *, retry: Retry | None = None, timeout: Duration | None = None) -> Any:
+def step(
+    name: str | None = None,
+    *,
+    retry: Retry | None = None,
+    timeout: Duration | None = None,
+    heartbeat_timeout: Duration | None = None,
+) -> _StepMaker: ...
+def step(
+    name: Any = None,
+    *,
+    retry: Retry | None = None,
+    timeout: Duration | None = None,
+    heartbeat_timeout: Duration | None = None,
+) -> Any:
     """Make a step of a function, with or without parentheses.
+
+    An attempt that takes longer than `timeout`, or that does not call `current_step().heartbeat()` for
+    `heartbeat_timeout`, has failed. If its process hangs, another worker takes the run over after `heartbeat_timeout`.
 
     >>> @step(retry=Retry(max_attempts=5))
     ... def add(a: int, b: int) -> int:
@@ -366,9 +407,10 @@ def step(name: Any = None, *, retry: Retry | None = None, timeout: Duration | No
     >>> add(1, 2)
     3
     """
+    options: dict[str, Any] = {"retry": retry, "timeout": timeout, "heartbeat_timeout": heartbeat_timeout}
     if name is None or isinstance(name, str):
-        return _StepMaker(name, retry, timeout)
-    return _StepMaker(None, retry, timeout)(name)
+        return _StepMaker(name=name, **options)
+    return _StepMaker(name=None, **options)(name)
 
 
 class _WorkflowMaker:
