@@ -428,7 +428,8 @@ def test_a_process_whose_loop_is_blocked_loses_the_run_and_its_result(tmp_path, 
         place = len(bodies)
         current_step().heartbeat(f"page {place}")
         if place == 1:
-            await asyncio.sleep(0.1)  # the heartbeat is stored
+            while (await record_of(engines[0])).heartbeats[0].details is None:
+                await asyncio.sleep(0.01)
             blocked.wait(20)  # this blocks the event loop
         return f"by {place}"
 
@@ -572,7 +573,9 @@ def test_a_parked_run_keeps_the_details_for_the_next_attempt(tmp_path, played, e
 
     @workflow
     async def flow(ctx: Context) -> str:
-        return await ctx.step("work", work, retry=Retry(max_attempts=2, initial=0.5, jitter=False), heartbeat_timeout=30)
+        return await ctx.step(
+            "work", work, retry=Retry(max_attempts=2, initial=0.5, jitter=False), heartbeat_timeout=30
+        )
 
     async def scenario():
         async with engine_on(f"sqlite:///{tmp_path}/s.db", [flow], park_after=0.01) as engine:
