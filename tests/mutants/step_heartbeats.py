@@ -39,10 +39,8 @@ HEARTBEAT_RULES = [
     Mutant(
         "a worker takes its own run over",
         "rules/runs/transitions.py",
-        "        if run.worker == worker and not runs:  # a heartbeat is missing, and the own timer of the worker acts\n"
-        "            repo.save(rule.postponed(run, now))\n"
-        "            continue\n",
-        "        if run.worker == worker and not runs:\n            run = rule.orphaned(run, now)\n",
+        "            repo.save(rule.postponed(run, now))\n            continue\n        if not may_claim",
+        "            run = rule.orphaned(run, now)\n        if not may_claim",
         (SUITE + "test_a_worker_does_not_take_its_own_run_from_itself",),
     ),
     Mutant(
