@@ -121,6 +121,7 @@ class HeartbeatTests(GenerationTests):
             self.beat(run, lasts=LONG)
             self.advance(1.5)
             assert self.claiming("v.1").claims == ()
+            assert self.claiming("v.1", runs=("r",)).claims == (), "nor by its name"
         self.beat(run)
         self.beat(run, lasts=None)
         self.advance(1.5)
