@@ -13,7 +13,7 @@ DEV := $(VENV)/.installed-dev
 BENCH := $(VENV)/.installed-bench
 SBOM := .venv-sbom
 
-CAMPAIGNS := counter semaphore clock waiters lost_replies blocked_loops state leader turnover network outages skew stuck_row queue_load load crashes engines recovery takeover limits run_locks deploy generations answers streams
+CAMPAIGNS := counter semaphore clock waiters lost_replies blocked_loops state leader turnover network outages skew stuck_row queue_load load crashes engines recovery takeover heartbeats limits run_locks deploy generations answers streams
 
 FAST := src tests/rules tests/runtime tests/state tests/locks tests/test_api_shape.py tests/test_architecture.py tests/test_errors.py
 

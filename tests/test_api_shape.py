@@ -23,7 +23,7 @@ from holdfast.locks.named_leases import AsyncLeases, Leases
 from holdfast.locks.run_locks import AsyncRunLocks, RunLocks
 from holdfast.state import AsyncAtomicState, AtomicState, DurableMutex, DurableSemaphore
 from holdfast.state.accessors import AsyncStates, States
-from holdfast.workflow import RunHandle
+from holdfast.workflow import RunHandle, StepInfo, step
 from holdfast.workflow.client_runs import AsyncRuns, Runs
 
 NAMES = [
@@ -45,8 +45,8 @@ SUBPACKAGES = {
     ],
     "holdfast.workflow": [
         "Admission", "Approval", "ApprovalsPage", "BlockInfo", "ChildHandle", "Concurrency", "Context", "ContinueAsNew",
-        "Engine", "LimitCancelInfo", "OpenApproval", "PurgeReport", "Rate", "ReplayReport", "Retry", "RunHandle",
-        "RunHistory", "RunInfo", "RunLease", "RunsPage", "Step", "StepInfo", "StreamItem", "StreamWriter",
+        "Engine", "HeartbeatInfo", "LimitCancelInfo", "OpenApproval", "PurgeReport", "Rate", "ReplayReport", "Retry",
+        "RunHandle", "RunHistory", "RunInfo", "RunLease", "RunsPage", "Step", "StepInfo", "StreamItem", "StreamWriter",
         "UpdateRequest", "Workflow", "current_run", "current_step", "step", "workflow",
     ],
     "holdfast.fencing": [
@@ -143,6 +143,14 @@ def test_the_engine_the_context_and_the_handle_have_these_methods():
         "set_attributes", "set_details", "signals", "sleep", "sleep_until", "start_child", "step", "stream",
         "transaction", "updates", "uuid4", "wait_for_signal",
     ]  # fmt: skip
+
+
+def test_the_body_of_a_step_has_these_names_and_a_step_these_options():
+    assert public(StepInfo) == [
+        "attempt", "generation", "heartbeat", "heartbeat_details", "idempotency_key", "run_id", "step_id", "stream",
+    ]  # fmt: skip
+    assert bare(StepInfo.heartbeat) == "(self, details=None, *, type=None)"
+    assert bare(step) == "(name=None, *, retry=None, timeout=None, heartbeat_timeout=None)"
 
 
 @pytest.mark.parametrize("kind", [Lock, AsyncLock])

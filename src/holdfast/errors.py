@@ -403,6 +403,15 @@ class StreamWriteRefused(HoldfastError):
         self.stream = stream
 
 
+class AttemptEnded(HoldfastError):
+    """The attempt of the step has ended, or another worker drives the run. Its result will not be recorded."""
+
+    def __init__(self, message: str | None = None, *, run_id: str = "", step: str = "") -> None:
+        super().__init__(message)
+        self.run_id = run_id
+        self.step = step
+
+
 class UpdateRefused(HoldfastError):
     """The run has refused this update. `reason` is what its code gave as the reason."""
 

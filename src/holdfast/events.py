@@ -109,6 +109,11 @@ EVENTS: dict[str, Kind] = {
         "the code of this engine cannot continue a run: it keeps its locks and waits for code that fits its history",
         ("run", "workflow", "reason", "tries", "code"),
     ),
+    "heartbeat_missed": Kind(
+        "warning",
+        "a step sent no heartbeat in time although its worker has a lease: this engine has taken the run over",
+        ("run", "workflow", "step", "worker"),
+    ),
     "history_long": Kind(
         "warning",
         "the history of a run has 10,000 entries; each worker that claims the run replays it: use ctx.continue_as_new",

@@ -1,12 +1,12 @@
 """A process is killed with -9 at every commit of a workflow, and another process finishes the runs.
 
-The workflow has steps, parallel steps of equal names, a sleep, a signal, an update, an approval, a child, retries, a
-shared state and a transaction; beside it one run is cancelled, one is retried, one has three generations and is forked
-and imported, and one is blocked, given up and purged; the child and the retried run have limits. Just before and just
-after each kind of commit there is a named failpoint (`runtime/failpoints.py`). For each failpoint, a process executes
-the workflow and is killed there, and a second process continues. The results must be right, the state changed once, the
-transaction executed once, each step executed at least once and always under the same key, and never two bodies of one
-step at a time.
+The workflow has steps, parallel steps of equal names, a sleep, a signal, an update, an approval, a child, retries,
+heartbeats, a shared state and a transaction; beside it one run is cancelled, one is retried, one has three
+generations and is forked and imported, and one is blocked, given up and purged; the child and the retried run have
+limits. Just before and just after each kind of commit there is a named failpoint (`runtime/failpoints.py`). For each
+failpoint, a process executes the workflow and is killed there, and a second process continues. The results must be
+right, the state changed once, the transaction executed once, each step executed at least once and always under the
+same key, and never two bodies of one step at a time.
 """
 
 from __future__ import annotations

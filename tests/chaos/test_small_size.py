@@ -20,6 +20,7 @@
 | engines | 3 processes, 80 runs, 4 kills and pauses, lost answers      | 4, 2,000, 60                           |
 | recovery | 200 runs of an engine that is killed                       | 1,000                                  |
 | takeover | one pause                                                  | 10                                     |
+| heartbeats | a step that goes on for 3 timeouts, one that hangs      | 10 times                               |
 | limits  | 36 starts by 4 processes, 2 kills                           | 200, 12                                |
 | run_locks | 14 runs on a mutex and a semaphore, 2 kills               | 100, 15                                |
 | deploy  | 8 runs for each bad deploy, one or two deploys on a server  | 100 for each, and 60 s                 |
@@ -28,8 +29,8 @@
 | answers | 40 updates, 30 approvals, 2 faults                          | 1,000, 1,000, 30                       |
 
 `network` to `queue_load` run here on PostgreSQL and Valkey, and at full size on Redis as well; `stuck_row` is about
-PostgreSQL alone. `waiters`, `turnover` and the last nine run on SQLite too, `deploy` and `generations` also on
-MariaDB.
+PostgreSQL alone. `waiters`, `turnover` and the last ten run on SQLite too, `heartbeats`, `deploy` and
+`generations` also on MariaDB.
 
 Campaigns that drive runs or take long are in test_small_size_runs.py, so that the two files can run in parallel.
 """

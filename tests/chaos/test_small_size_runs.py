@@ -13,6 +13,7 @@ CAMPAIGNS = (
     "engines",
     "recovery",
     "takeover",
+    "heartbeats",
     "limits",
     "run_locks",
     "deploy",

@@ -27,6 +27,7 @@ RUN = {
     "replaced_by": "NoneType",
     "cancelled_by": "NoneType",
     "details": "NoneType",
+    "heartbeats": [],
 }  # fmt: skip
 broken = [True]
 

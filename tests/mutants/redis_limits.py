@@ -110,8 +110,8 @@ REDIS_LIMITS = [
     Mutant(
         "a run with an unreadable run lock stops every claim",
         "rules/runs/transitions.py",
-        "            if runs:\n                raise\n",
-        "            raise\n",
+        "        if named:\n            raise\n",
+        "        raise\n",
         (RUN_FAULTS + "test_a_run_with_an_unreadable_run_lock_is_not_claimed_and_hides_no_other[valkey]",),
     ),
 ]

@@ -114,8 +114,8 @@ STREAMING = [
     Mutant(
         "a result is recorded before the items of its attempt are stored",
         "workflow/step_runner.py",
-        "            self._streams.close(call, partial(self._stored, call, body))\n",
-        "            self._streams.close(call, lambda _: None)\n            self._stored(call, body, None)\n",
+        "            self._streams.close(call, partial(self._streams_stored, call, body))\n",
+        "            self._streams.close(call, lambda _: None)\n            self._streams_stored(call, body, None)\n",
         (STREAMS + "test_what_an_attempt_wrote_is_stored_before_its_result_is_recorded_and_before_the_run_ends",),
     ),
     Mutant(

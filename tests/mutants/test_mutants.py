@@ -33,11 +33,23 @@ from .runner import NOT_THE_COPY, PACKAGE, ROOT, Mutant, Useless, caught, copy_p
 from .servers import SERVERS
 from .sql import SQL
 from .sqlite import SQLITE
+from .step_heartbeats import HEARTBEAT_RULES, HEARTBEATS_OF_STEPS
 from .streams import STREAM_RULES, STREAMING
 from .table import MUTANTS as RULES
 from .workflows import WORKFLOWS
 
-CHEAP = [*RULES, *OF_THE_RULES, *LIMITS, *LOCKS_OF_RUNS, *RUN_QUEUES, *REPLACING, *OF_TYPES, *CAS_CORE, *STREAM_RULES]
+CHEAP = [
+    *RULES,
+    *OF_THE_RULES,
+    *LIMITS,
+    *LOCKS_OF_RUNS,
+    *RUN_QUEUES,
+    *REPLACING,
+    *OF_TYPES,
+    *CAS_CORE,
+    *STREAM_RULES,
+    *HEARTBEAT_RULES,
+]
 """Mutants of the rules and of the compare-and-swap core. The others need a client, an engine or a server, and are run
 by `make test-mutants`."""
 MUTANTS = [
@@ -54,6 +66,7 @@ MUTANTS = [
     *CONTINUING,
     *FORKING,
     *STREAMING,
+    *HEARTBEATS_OF_STEPS,
     *REQUESTS,
     *PURGING,
     *OF_THE_ENGINE,

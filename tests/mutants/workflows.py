@@ -145,8 +145,8 @@ WORKFLOWS = [
     Mutant(
         "failed attempts are forgotten",
         "workflow/driver.py",
-        "                self._recorder.append(entry)\n                call.again_at",
-        "                call.again_at",
+        "                self._recorder.append(entry)\n                self._heartbeats.failed(call)\n",
+        "                self._heartbeats.failed(call)\n",
         (BARRIER + "test_failed_attempts_are_counted_across_replays",),
     ),
     Mutant(

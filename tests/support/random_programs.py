@@ -100,8 +100,16 @@ def depends_on_time(op: list) -> bool:
     )
 
 
+def watched(value: int) -> dict[str, float]:
+    """The options of a step: some have a `heartbeat_timeout`, which is never over."""
+    return {"heartbeat_timeout": 60.0} if value % 3 == 0 else {}
+
+
 async def effect(value: int, pause: float) -> int:
-    stream = current_step().stream("steps")
+    info = current_step()
+    assert info.heartbeat_details in (None, value), "these are the details of another step"
+    stream = info.stream("steps")
+    info.heartbeat(value)
     stream.write([value, "begin"])
     await asyncio.sleep(pause)
     stream.write([value, "end"])
@@ -121,7 +129,7 @@ class Interpreter:
     async def step(self, value: int, pause: float) -> int:
         self.ctx.stream("code").write(["calls", value])
         try:
-            return await self.ctx.step("effect", effect, value, pause)
+            return await self.ctx.step("effect", effect, value, pause, **watched(value))
         finally:
             self.ctx.stream("code").write(["called", value])
 
@@ -238,7 +246,7 @@ class GenerationInterpreter(Interpreter):
             SEEN.effects[current_step().idempotency_key].add((run, generation, (n, value)))
             return await effect(value, pause)
 
-        return await self.ctx.step(f"effect-{value}", noted, self.n, value, pause)
+        return await self.ctx.step(f"effect-{value}", noted, self.n, value, pause, **watched(value))
 
     async def signal(self, name: str) -> object:
         number = await super().signal(name)

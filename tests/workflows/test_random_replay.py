@@ -1,9 +1,9 @@
 """Random programs with crashes at random points: every replay equals the history, and the result is the same.
 
-A program is made of steps, gather, wait for the first, timeouts, signals, children, patches and failures. While it
-runs, its worker loses its lease again and again, as if it had been killed. In the end the journal, replayed from the
-first entry to the last, leads to the very result that was stored; and a program whose result does not depend on timing
-has the same result as without a crash.
+A program is made of steps with and without heartbeats, gather, wait for the first, timeouts, signals, children, patches
+and failures. While it runs, its worker loses its lease again and again, as if it had been killed. In the end the
+journal, replayed from the first entry to the last, leads to the very result that was stored; and a program whose result
+does not depend on timing has the same result as without a crash.
 """
 
 from __future__ import annotations
@@ -87,6 +87,7 @@ async def replayed(engine, name: str) -> tuple[object, object]:
     seen = await engine._worker.execute(ReadRun(run=name, history=True))
     assert isinstance(seen, RunSeen)
     claim = seen.claim
+    assert (claim.run.heartbeats, claim.run.due_at) == ((), None)
     code = Replay(claim.run, interpreter, NoEffects(), max_bytes=2**20, transactional=False)
     done = asyncio.Event()
 

@@ -223,7 +223,7 @@ def _next_claim(hf: Client, found: RunSnapshot) -> tuple[str, str]:
     if lock.held:
         holder = ", ".join(one.owner for one in lock.holders)
         return "locked", f"{run.id} is locked from outside by {holder}: see 'holdfast locks show {lock.key}'."
-    if run.due_at is not None and run.due_at > now:
+    if run.due_at is not None and run.due_at > now and run.status != "running":
         return "sleeping", _sleep_text(found, format_time(time_of(run.due_at)))
     workers = workers_for(hf, run.type)
     due = format_duration(max(0, now - rule.due_since(run)) / MICROSECONDS)

@@ -15,8 +15,8 @@ import click
 
 from ..errors import InvalidDuration
 from ..rules.runs import record as rule
-from ..validation import seconds
-from ..workflow import RunInfo
+from ..validation import MICROSECONDS, seconds
+from ..workflow import HeartbeatInfo, RunInfo
 from .options import Settings, common, pass_settings
 from .output import escaped_text, format_duration, format_time, format_token, print_json, print_line, print_rows
 from .runs_history import carried_locks, history_of, origin_of, stored_value, unread_signals
@@ -259,6 +259,7 @@ def _show_details(found: RunSnapshot, waits: Waits) -> None:
         print_line(f"  details: {_short(json.dumps(info.details, ensure_ascii=False))}")
     for request in claim.run.approvals:
         print_line(f"  waits for the approval {request} (see: holdfast approvals list)")
+    _show_heartbeats(found)
     carried = carried_locks(claim)
     for key in info.locks:
         how = "waits for" if key in waits.locks else "keeps from an earlier generation" if key in carried else "has"
@@ -268,6 +269,22 @@ def _show_details(found: RunSnapshot, waits: Waits) -> None:
     print_line(f"  input: {_short(claim.entries[0])}")
     if info.status == "completed":
         print_line(f"  result: {_short(claim.run.result or 'null')}")
+
+
+def _show_heartbeats(found: RunSnapshot) -> None:
+    for beat in found.info.heartbeats:
+        print_line(f"  {_heartbeat_text(found, beat)}")
+
+
+def _heartbeat_text(found: RunSnapshot, beat: HeartbeatInfo) -> str:
+    """When a step sent its last heartbeat, and what it contained."""
+    since = max(0, found.now - round(beat.at.timestamp() * MICROSECONDS)) / MICROSECONDS
+    text = f"last heartbeat of the step {beat.step}, attempt {beat.attempt}: {format_duration(since)} ago"
+    if beat.details is not None:
+        text += f", {_short(json.dumps(beat.details, ensure_ascii=False))}"
+    if beat.expires_at is not None:
+        text += f"; another worker takes the run over {format_time(beat.expires_at)} if none comes before"
+    return text
 
 
 def _show_history(history: list[dict[str, Any]]) -> None:

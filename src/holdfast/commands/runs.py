@@ -7,7 +7,8 @@ within one atomic step, or has a native form of it.
 from __future__ import annotations
 
 from ..rules.lock_outcomes import Outcome
-from ..rules.runs import admission, blocking, importing, streams, transitions
+from ..rules.runs import admission, blocking, heartbeats, importing, streams, transitions
+from ..rules.runs.heartbeat_records import AttemptEnd
 from ..rules.runs.limits import WorkflowLimits
 from ..rules.runs.lock_requests import LockRequest
 from ..rules.runs.outcomes import LimitsDiffer, OwnedRuns, RunCounts, RunPage
@@ -123,7 +124,8 @@ class ClaimRuns(RunCommand, frozen=True, kw_only=True):
     Only a registered worker with a valid lease gets runs.
 
     `types`: pairs of (type of a run that the worker can claim, type that the run gets by the claim: a run started by
-    name gets its version here). Runs of crashed workers are released first. A run whose workers crashed repeatedly
+    name gets its version here). Runs of crashed workers are released first, and a run of another worker whose step has
+    missed its heartbeat is taken from that worker, which counts as a crash. A run whose workers crashed repeatedly
     is blocked. A blocked run is claimed when its pause is over, or by name; with `untried`, only blocked runs are
     claimed, by name, which `engine` (opened at the time `opened` of the store's clock) may try. `code` is the version
     of that engine. Of runs that may be crashing their workers at most `suspects` are claimed. A named run that the
@@ -166,6 +168,7 @@ class RecordRun(RunCommand, frozen=True, kw_only=True):
     the answer is `Conflict` with what the slot holds now. `stuck` are the children whose ends the run waits for, where
     only those and locks can continue it; None where something else can. Where a request that it closes was answered
     meanwhile, nothing is done, and the answer is `AnsweredMeanwhile`. `streams` are items that its code has written.
+    `attempt_ends` are attempts of steps with heartbeats that have ended.
     """
 
     run: str
@@ -183,6 +186,7 @@ class RecordRun(RunCommand, frozen=True, kw_only=True):
     stuck: tuple[str, ...] | None = None
     streams: tuple[CodeItems, ...] = ()
     requests: RunRequests = NO_REQUESTS
+    attempt_ends: tuple[AttemptEnd, ...] = ()
 
     def apply(self, repo: RunRepository, now: int) -> Outcome:
         """Decide by `rules.runs.transitions.record`."""
@@ -204,6 +208,36 @@ class RecordRun(RunCommand, frozen=True, kw_only=True):
             stuck=self.stuck,
             streams=self.streams,
             requests=self.requests,
+            attempt_ends=self.attempt_ends,
+        )
+
+
+class RecordHeartbeat(RunCommand, frozen=True, kw_only=True):
+    """Store a heartbeat of an attempt of a step. Needs the fence. Answers `HeartbeatRecorded` or `RunRefused`.
+
+    The heartbeat expires after `lasts` microseconds (None: never): then another worker may take the run over, although
+    this one has its lease. `details` is JSON text; None keeps the details of the step's last heartbeat. Again: it
+    expires later.
+    """
+
+    run: str
+    fence: int
+    step: str
+    attempt: int
+    lasts: int | None = None
+    details: str | None = None
+
+    def apply(self, repo: RunRepository, now: int) -> Outcome:
+        """Decide by `rules.runs.heartbeats.beat`."""
+        return heartbeats.beat(
+            repo,
+            now,
+            run=self.run,
+            fence=self.fence,
+            step=self.step,
+            attempt=self.attempt,
+            lasts=self.lasts,
+            details=self.details,
         )
 
 

@@ -20,6 +20,7 @@ from ..commands.runs import (
     ImportRun,
     PostEvent,
     PublishLimits,
+    RecordHeartbeat,
     RecordRun,
     RegisterWorker,
     ReviveRun,
@@ -38,7 +39,7 @@ When = Literal["before", "after"]
 KINDS = (
     "start", "fork", "import", "claim", "record", "record children", "take", "give", "park", "continue", "finish",
     "signal", "update", "approve", "cancel", "revive", "block", "unblock", "fail", "purge", "watch", "enlist",
-    "dismiss", "publish", "state", "transaction", "stream", "follow",
+    "dismiss", "publish", "state", "transaction", "stream", "follow", "heartbeat",
 )  # fmt: skip
 NAMES = tuple(f"{when} {kind}" for kind in KINDS for when in ("before", "after"))
 
@@ -63,6 +64,7 @@ _PLAIN: dict[type[Command], str] = {
     PurgeTree: "purge",
     WriteStream: "stream",
     WatchStream: "follow",
+    RecordHeartbeat: "heartbeat",
 }
 _BY_ENDING: dict[type[Ending], str] = {Park: "park", Continue: "continue", Finish: "finish"}
 

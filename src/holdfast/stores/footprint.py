@@ -508,6 +508,8 @@ def _import(run: Run, known: Snapshot | None) -> Questions:
 def _other(command: r.RunCommand, known: Snapshot | None) -> Questions:
     if isinstance(command, ONE_RUN):
         yield from _one_run(command, known)
+    elif isinstance(command, r.RecordHeartbeat):
+        yield RunById(command.run)
     elif isinstance(command, r.ImportRun):
         yield from _import(command.imported, known)
     elif isinstance(command, r.PublishLimits | r.ReadLimits):

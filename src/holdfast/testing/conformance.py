@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from .suite.clients import ClientTests
 from .suite.commands import CommandTests
+from .suite.heartbeats import HeartbeatTests
 from .suite.histories import HistoryTests
 from .suite.paging import PagingTests
 from .suite.purging import PurgeTests
@@ -34,6 +35,7 @@ class StoreConformance(
     PurgeTests,
     StreamTests,
     RequestTests,
+    HeartbeatTests,
     PagingTests,
     HistoryTests,
     ClientTests,

@@ -15,6 +15,7 @@ from ..commands.answers import AnswerApproval, PostUpdate, WatchUpdate
 from ..rules.lock_outcomes import Granted, Outcome
 from ..rules.lock_record import EMPTY, LockRecord
 from ..rules.runs import record as rule
+from ..rules.runs.heartbeat_records import AttemptEnd, first_expiry
 from ..rules.runs.lock_queue import reader_of
 from ..rules.runs.locks import notify_offered
 from ..rules.runs.outcomes import (
@@ -43,7 +44,20 @@ TYPES = ("order", "mail", "order@2", "order@*")
 ENGINES = ("e1", "e2")
 UPDATES = ("u1", "u2", "u3")
 APPROVALS = ("refund", "refund#2", "pay")
+STEPS = ("a", "b", "é#2")
 VALUES = (None, "1", '{"a":[1,2.50]}', '"\\u0000 é 😀"')
+
+
+class CheckedRunRepository(MemoryRunRepository):
+    """A repository that checks every run that is written."""
+
+    def save(self, run: Run) -> None:
+        """Write a run. Only a run that is driven has heartbeats that expire, and the first of them is its due time."""
+        expiry, steps = first_expiry(run.heartbeats), [one.step for one in run.heartbeats]
+        assert expiry == (run.due_at if run.status == "running" else None), f"{run} is due at another time"
+        assert len(set(steps)) == len(steps), f"{run} has two heartbeats of one step"
+        assert run.living or not steps, f"{run} has ended, and has heartbeats"
+        super().save(run)
 
 
 class RunModel:
@@ -52,7 +66,7 @@ class RunModel:
     def __init__(self) -> None:
         self.records: dict[str, LockRecord] = {}
         self.slots: dict[Address, Slot] = {}
-        self.repo = MemoryRunRepository(self.records.get, self.records.__setitem__, self.slots)
+        self.repo = CheckedRunRepository(self.records.get, self.records.__setitem__, self.slots)
 
     def execute(self, commands: Sequence[c.Command], now: int) -> list[Outcome]:
         """The outcomes of a batch at that moment."""
@@ -246,6 +260,24 @@ class RunHistoryGenerator:
             swap=pick.choice([None, None, self._swap()]),
             streams=pick.choice([(), (), (), self._code_items()]),
             requests=pick.choice([NO_REQUESTS] * 7 + [self._requests_of_a_record()]),
+            attempt_ends=pick.choice([(), (), (), self._attempt_ends()]),
+        )
+
+    def _attempt_ends(self) -> tuple[AttemptEnd, ...]:
+        pick = self.random
+        return tuple(AttemptEnd(step, pick.random() < 0.5) for step in pick.sample(STEPS, pick.choice([1, 2])))
+
+    def _heartbeat(self) -> c.Command:
+        """A step that shows that it works, or a worker that has lost the run."""
+        pick = self.random
+        run = self.known.get(self._any_id()) or Run(id="nobody", type="order", created_at=0)
+        return r.RecordHeartbeat(
+            run=run.id,
+            fence=run.fence + pick.choice([0] * 12 + [1, -1]),
+            step=pick.choice(STEPS),
+            attempt=pick.choice([1, 2]),
+            lasts=pick.choice([None, 0, self.second // 2, self.second, 4 * self.second, 2**60]),
+            details=pick.choice([None, None, "1", '{"é":[1.50,null]}', "null"]),
         )
 
     def _code_items(self) -> tuple[CodeItems, ...]:
@@ -514,6 +546,7 @@ class RunHistoryGenerator:
             (2, lambda: self._lock_run(run)),
             (9, self._purge),
             (14, self._stream),
+            (9, self._heartbeat),
             *self._more(),
         ]
         (command,) = pick.choices([maker for _, maker in makers], weights=[weight for weight, _ in makers])

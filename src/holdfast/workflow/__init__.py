@@ -9,7 +9,7 @@ from .history import RunHistory
 from .history_check import ReplayReport
 from .limits import Admission, Concurrency, Rate
 from .purging import PurgeReport
-from .queries import BlockInfo, LimitCancelInfo, RunInfo, RunsPage
+from .queries import BlockInfo, HeartbeatInfo, LimitCancelInfo, RunInfo, RunsPage
 from .replay_locks import RunLease
 from .requests import ApprovalsPage, OpenApproval
 from .stream_writers import StreamWriter
@@ -25,6 +25,7 @@ __all__ = [
     "Context",
     "ContinueAsNew",
     "Engine",
+    "HeartbeatInfo",
     "LimitCancelInfo",
     "OpenApproval",
     "PurgeReport",

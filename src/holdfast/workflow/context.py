@@ -26,13 +26,24 @@ from .context_locks import ContextLocks
 from .context_requests import ContextRequests
 from .context_state import RunStates
 from .continuing import ContinueAsNew
-from .definition import ONCE, Retry, Step, Workflow, checked_name, checked_retry, current_context, step_of
+from .definition import (
+    ONCE,
+    Retry,
+    Step,
+    Workflow,
+    checked_heartbeat_timeout,
+    checked_name,
+    checked_retry,
+    current_context,
+    step_of,
+)
 from .limits import places_of
 from .start import checked_attributes, checked_run_id
 from .stream_writers import StreamWriter
 
 if TYPE_CHECKING:
     from .replay import Replay
+    from .step_heartbeats import AttemptHeartbeats
     from .step_streams import AttemptStreams
 
 I = TypeVar("I")  # noqa: E741
@@ -53,6 +64,7 @@ class StepInfo(msgspec.Struct, frozen=True, repr_omit_defaults=True):
     attempt: int
     generation: int = 1
     _streams: AttemptStreams | None = None
+    _heartbeats: AttemptHeartbeats | None = None
 
     def stream(self, name: str, *, type: Any = None) -> StreamWriter:
         """A stream of the run, to which this step writes items for readers: `stream("tokens").write("Hello")`.
@@ -66,6 +78,25 @@ class StepInfo(msgspec.Struct, frozen=True, repr_omit_defaults=True):
                 "have to write beside it. Write before or after it, in the workflow or in a step."
             )
         return self._streams.stream(checked_key(name, what="stream name"), type)
+
+    def heartbeat(self, details: Any = None, *, type: Any = None) -> None:
+        """Show that the step works: with `heartbeat_timeout=`, an attempt that does not call this in time has failed.
+
+        It never waits, and may be called in a tight loop and from a thread. The next attempt finds the last `details`,
+        up to 16 KiB, in `heartbeat_details`; None keeps those of the last call. `type` is what they are written as,
+        where they are not plain JSON. After the end of this attempt it raises `AttemptEnded`.
+        """
+        if self._heartbeats is None:
+            raise InvalidOption(
+                f"the step {self.step_id!r} is a transaction, which sends no heartbeats: another connection would have "
+                "to write beside it. Make it short, and do what takes long in a step."
+            )
+        self._heartbeats.beat(details, type)
+
+    @property
+    def heartbeat_details(self) -> Any:
+        """The details of the last heartbeat of an earlier attempt, as plain JSON values; None if there are none."""
+        return None if self._heartbeats is None else self._heartbeats.last()
 
     @property
     def idempotency_key(self) -> str:
@@ -105,8 +136,8 @@ class StepCall:
     """A step that workflow code waits for."""
 
     __slots__ = (
-        "again_at", "args", "arguments", "attempts", "function", "future", "id", "name", "options", "output", "retry",
-        "running", "timeout", "transaction",
+        "again_at", "args", "arguments", "attempts", "function", "future", "heartbeat_timeout", "id", "name", "options",
+        "output", "retry", "running", "timeout", "transaction",
     )  # fmt: skip
 
     def __init__(
@@ -123,13 +154,20 @@ class StepCall:
         timeout: float | None,
         transaction: bool,
         future: asyncio.Future[Any],
+        heartbeat_timeout: float | None = None,
     ) -> None:
         self.id, self.name, self.function, self.args, self.options = id, name, function, args, options
         self.arguments, self.output, self.retry, self.timeout = arguments, output, retry, timeout
         self.transaction, self.future = transaction, future
+        self.heartbeat_timeout = heartbeat_timeout
         self.attempts = 0
         self.again_at = 0
         self.running: asyncio.Future[Any] | None = None
+
+    @property
+    def longest(self) -> float | None:
+        """Seconds for which an attempt can go on without a heartbeat, at most; None: for any time."""
+        return min((one for one in (self.timeout, self.heartbeat_timeout) if one is not None), default=None)
 
 
 class SlotWork(NamedTuple):
@@ -189,6 +227,7 @@ class Context(ContextLocks, ContextRequests):
         *args: Any,
         retry: Retry | None = None,
         timeout: Duration | None = None,
+        heartbeat_timeout: Duration | None = None,
         fingerprint: Any = None,
         **options: Any,
     ) -> Coroutine[Any, Any, R]: ...
@@ -200,6 +239,7 @@ class Context(ContextLocks, ContextRequests):
         *args: Any,
         retry: Retry | None = None,
         timeout: Duration | None = None,
+        heartbeat_timeout: Duration | None = None,
         fingerprint: Any = None,
         **options: Any,
     ) -> Coroutine[Any, Any, R]: ...
@@ -211,22 +251,26 @@ class Context(ContextLocks, ContextRequests):
         *args: Any,
         retry: Retry | None = None,
         timeout: Duration | None = None,
+        heartbeat_timeout: Duration | None = None,
         fingerprint: Any = None,
         **options: Any,
     ) -> Coroutine[Any, Any, R]: ...
     async def step(self, name: str, function: Any, *args: Any, **options: Any) -> Any:
         """Run a function once and record its result; after a crash the recorded result is used.
 
-        `retry=Retry(...)`, `timeout=` (of one attempt) and `fingerprint=` (a JSON value that identifies the arguments,
-        where they cannot be hashed) are for the step; all other arguments are for the function.
+        `retry=Retry(...)`, `timeout=` (of one attempt), `heartbeat_timeout=` (the longest time between two calls of
+        `current_step().heartbeat()`) and `fingerprint=` (a JSON value that identifies the arguments, where they cannot
+        be hashed) are for the step; all other arguments are for the function.
         """
         retry: Retry | None = options.pop("retry", None)
         timeout: Duration | None = options.pop("timeout", None)
+        heartbeat_timeout: Duration | None = options.pop("heartbeat_timeout", None)
         fingerprint: Any = options.pop("fingerprint", None)
         step = step_of(function)
         if step is not None:
             retry = step.retry if retry is None else retry
             timeout = step.timeout if timeout is None else timeout
+            heartbeat_timeout = step.heartbeat_timeout if heartbeat_timeout is None else heartbeat_timeout
             fingerprint = step.fingerprint if fingerprint is None else fingerprint
             function = step.function
         if not callable(function):
@@ -236,7 +280,16 @@ class Context(ContextLocks, ContextRequests):
                 f"the step {name!r} is given {function!r} to call, which is no function: give the function and "
                 "its arguments, ctx.step(name, function, *args)"
             )
-        return await self._call(name, function, args, options, retry=retry, timeout=timeout, fingerprint=fingerprint)
+        return await self._call(
+            name,
+            function,
+            args,
+            options,
+            retry=retry,
+            timeout=timeout,
+            heartbeat_timeout=heartbeat_timeout,
+            fingerprint=fingerprint,
+        )
 
     async def call(self, step: Step[Any, Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         """Call a step by itself: all arguments are for its function."""
@@ -247,6 +300,7 @@ class Context(ContextLocks, ContextRequests):
             options,
             retry=step.retry,
             timeout=step.timeout,
+            heartbeat_timeout=step.heartbeat_timeout,
             fingerprint=step.fingerprint,
         )
 
@@ -275,6 +329,7 @@ class Context(ContextLocks, ContextRequests):
         *,
         retry: Retry | None = None,
         timeout: Duration | None = None,  # noqa: ASYNC109  (of the step)
+        heartbeat_timeout: Duration | None = None,
         transaction: bool = False,
         fingerprint: Any = None,
     ) -> Any:
@@ -289,6 +344,7 @@ class Context(ContextLocks, ContextRequests):
             options=options,
             retry=checked_retry(retry) or ONCE,
             timeout=None if timeout is None else seconds(timeout, what="timeout"),
+            heartbeat_timeout=checked_heartbeat_timeout(heartbeat_timeout),
             transaction=transaction,
             arguments=arguments_of(name, fingerprint, args, options),
         )

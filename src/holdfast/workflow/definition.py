@@ -101,6 +101,8 @@ class Retry(msgspec.Struct, frozen=True):
 
 
 ONCE = Retry(max_attempts=1)
+SHORTEST_HEARTBEAT_TIMEOUT = 0.1
+"""Seconds: in a shorter time, a heartbeat cannot reach every store."""
 FOREVER = "forever"
 """The `retain` of a workflow whose ended runs are kept although its engine has a `retain`."""
 
@@ -110,6 +112,23 @@ def checked_retry(retry: Retry | None) -> Retry | None:
     if retry is not None and not isinstance(retry, Retry):
         raise InvalidOption(f"retry cannot be {retry!r}: give retry=Retry(max_attempts=3), or leave it out")
     return retry
+
+
+def checked_heartbeat_timeout(value: Duration | None) -> float | None:
+    """The longest time between two heartbeats of a step, in seconds; None: its heartbeats are not waited for.
+
+    >>> checked_heartbeat_timeout("1 minute")
+    60.0
+    """
+    if value is None:
+        return None
+    length = seconds(value, what="heartbeat_timeout")
+    if length < SHORTEST_HEARTBEAT_TIMEOUT:
+        raise InvalidOption(
+            f"heartbeat_timeout={value!r} is less than {SHORTEST_HEARTBEAT_TIMEOUT} s: give a time in which a step "
+            "that works sends several heartbeats"
+        )
+    return length
 
 
 def checked_name(name: str, what: str) -> str:
@@ -258,6 +277,7 @@ class Step(Generic[P, R]):
         name: str | None,
         retry: Retry | None,
         timeout: Duration | None,
+        heartbeat_timeout: Duration | None = None,
         fingerprint: Callable[..., Any] | None = None,
     ) -> None:
         if isinstance(function, classmethod):
@@ -274,6 +294,7 @@ class Step(Generic[P, R]):
         self.timeout = timeout
         if timeout is not None:
             seconds(timeout, what="timeout")
+        self.heartbeat_timeout = checked_heartbeat_timeout(heartbeat_timeout)
         if fingerprint is not None and (not callable(fingerprint) or inspect.iscoroutinefunction(fingerprint)):
             raise InvalidOption(
                 f"fingerprint cannot be {fingerprint!r}: give a plain function that takes the arguments of the step "
@@ -385,6 +406,7 @@ def step(
     *,
     retry: Retry | None = None,
     timeout: Duration | None = None,
+    heartbeat_timeout: Duration | None = None,
     fingerprint: Callable[..., Any] | None = None,
 ) -> _StepMaker: ...
 def step(
@@ -392,10 +414,13 @@ def step(
     *,
     retry: Retry | None = None,
     timeout: Duration | None = None,
+    heartbeat_timeout: Duration | None = None,
     fingerprint: Callable[..., Any] | None = None,
 ) -> Any:
     """Make a step of a function, with or without parentheses.
 
+    An attempt that takes longer than `timeout`, or that does not call `current_step().heartbeat()` for
+    `heartbeat_timeout`, has failed. If its process hangs, another worker takes the run over after `heartbeat_timeout`.
     A replay compares the arguments of a step with the recorded ones, by a hash. `fingerprint` is a function for
     arguments that cannot be hashed, such as objects: it takes the same arguments, and returns a JSON value that
     identifies them.
@@ -406,9 +431,15 @@ def step(
     >>> add(1, 2)
     3
     """
+    options: dict[str, Any] = {
+        "retry": retry,
+        "timeout": timeout,
+        "heartbeat_timeout": heartbeat_timeout,
+        "fingerprint": fingerprint,
+    }
     if name is None or isinstance(name, str):
-        return _StepMaker(name=name, retry=retry, timeout=timeout, fingerprint=fingerprint)
-    return _StepMaker(name=None, retry=retry, timeout=timeout, fingerprint=fingerprint)(name)
+        return _StepMaker(name=name, **options)
+    return _StepMaker(name=None, **options)(name)
 
 
 class _WorkflowMaker:

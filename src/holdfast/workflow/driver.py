@@ -46,6 +46,7 @@ from .queries import RESTART
 from .recorder import RETRY_SECONDS, Barrier, Recorder
 from .replay import LOCK_EVENTS, Replay
 from .retrying import next_attempt
+from .step_heartbeats import StepHeartbeats
 from .step_runner import StepRunner, TransactionResult
 
 _log = logging.getLogger("holdfast.workflow")
@@ -70,8 +71,11 @@ class Driver:
         self.finished = asyncio.Event()
         self.became_idle = asyncio.Event()
         self._code = Replay(claim.run, workflow, self, max_bytes=host.max_bytes, transactional=host.transactional)
-        self._recorder = Recorder(host, self._code, claim.run, self._recorded, self._refused)
-        self._steps = StepRunner(host, claim.run, self._step_reported, self._flush)
+        self._heartbeats = StepHeartbeats(host, claim.run, self._flush)
+        self._recorder = Recorder(
+            host, self._code, claim.run, self._recorded, self._refused, heartbeats=self._heartbeats
+        )
+        self._steps = StepRunner(host, claim.run, self._heartbeats, self._step_reported, self._flush)
         self._slots = DriverState(host, self._steps)
         self._driver_locks = DriverLocks(host, claim.run, self._deliver_made, self._advance)
         self._children = Children(host, self._code, self._children_settled, self._refused)
@@ -478,6 +482,7 @@ class Driver:
                 self.end = Finish("timed_out", j.write_failure(failure))
                 return
             self._code.continuing = None
+            self._heartbeats.forget()
             self._code.replay_locks.release_all()
             self._code.requests.attempt_ended()
             children = self._code.children
@@ -586,11 +591,13 @@ class Driver:
     def _step_reported(self, call: StepCall, entry: j.StepDone | j.StepLost | j.Attempted) -> None:
         def deliver() -> None:
             if self._code.calls.get(call.id) is not call:
-                return
-            if isinstance(entry, j.Attempted):
+                self._heartbeats.ended(call.id)
+            elif isinstance(entry, j.Attempted):
                 self._recorder.append(entry)
+                self._heartbeats.failed(call)
                 call.again_at = entry.again_at
             else:
+                self._heartbeats.ended(call.id)
                 self._deliver_new(entry)
 
         self._deliver_when_free(deliver)

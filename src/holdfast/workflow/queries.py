@@ -25,6 +25,7 @@ from ..errors import (
     WorkflowFailed,
 )
 from ..platform import elapsed
+from ..rules.runs.heartbeat_records import StepHeartbeat
 from ..rules.runs.outcomes import Claim, Limited, Posted, RunPage, RunRefused, RunSeen
 from ..rules.runs.record import (
     ANY_VERSION,
@@ -83,6 +84,19 @@ class LimitCancelInfo(msgspec.Struct, frozen=True, kw_only=True):
         return f"the limit {self.limit!r} was full when {started} started"
 
 
+class HeartbeatInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """The last heartbeat of a step that has no result yet, and its details.
+
+    If no further one comes before `expires_at`, another worker takes the run over; None: no worker waits for it.
+    """
+
+    step: str
+    attempt: int
+    at: datetime
+    expires_at: datetime | None = None
+    details: Any = None
+
+
 class Incarnation:
     """Which of the runs that an id has had one after another a caller waits for: the first one that it has seen."""
 
@@ -98,7 +112,8 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     `generation` counts the histories that its id has had: `started_at` and `entries` are about the current one;
     `continued_at` is when the run itself began a new one. `replaces` is the id under which the ended run is kept that
     this one has replaced; `replaced_by` is the id of the run that has replaced this one. `cancelled_by` is the limit
-    that has cancelled it. `details` is what its code has set by `ctx.set_details`.
+    that has cancelled it. `details` is what its code has set by `ctx.set_details`. `heartbeats` are the last ones of
+    steps that have no result yet.
     """
 
     id: str
@@ -125,6 +140,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     replaced_by: str | None = None
     cancelled_by: LimitCancelInfo | None = None
     details: Any = None
+    heartbeats: tuple[HeartbeatInfo, ...] = ()
 
     @property
     def living(self) -> bool:
@@ -520,7 +536,7 @@ def info(run: Run, holder: str = "") -> RunInfo:
         created_at=_time(run.created_at),
         started_at=None if run.started_at is None else _time(run.started_at),
         ended_at=None if run.ended_at is None else _time(run.ended_at),
-        due_at=None if run.due_at is None or run.due_at < 0 else _time(run.due_at),
+        due_at=None if run.status == "running" or run.due_at is None or run.due_at < 0 else _time(run.due_at),
         parent=run.parent or None,
         idempotency_key=run.key or None,
         attributes=run.attributes,
@@ -537,6 +553,17 @@ def info(run: Run, holder: str = "") -> RunInfo:
         replaced_by=run.replaced_by or None,
         cancelled_by=None if run.cancelled_by is None else _cancel_info(run.cancelled_by),
         details=None if run.details is None else msgspec.json.decode(run.details),
+        heartbeats=tuple(map(_heartbeat_info, run.heartbeats)),
+    )
+
+
+def _heartbeat_info(beat: StepHeartbeat) -> HeartbeatInfo:
+    return HeartbeatInfo(
+        step=beat.step,
+        attempt=beat.attempt,
+        at=_time(beat.at),
+        expires_at=None if beat.expires_at is None else _time(beat.expires_at),
+        details=None if beat.details is None else msgspec.json.decode(beat.details),
     )
 
 

@@ -19,6 +19,7 @@ from ..rules.runs.record import Ending, Run
 from . import journal as j
 from .driver_host import DriverHost
 from .replay import Replay
+from .step_heartbeats import StepHeartbeats
 
 RETRY_SECONDS = 0.2
 """Seconds until a record is sent again after the store could not be reached."""
@@ -37,9 +38,12 @@ class Recorder:
         run: Run,
         recorded: Callable[[RecordRun, Recorded], None],
         refused: Callable[[Outcome | HoldfastError], None],
+        *,
+        heartbeats: StepHeartbeats,
     ) -> None:
         """`recorded` is called when a record was stored, `refused` when the store refuses one."""
         self._host, self._code, self._recorded, self._refused = host, code, recorded, refused
+        self._heartbeats = heartbeats
         self._run_id, self._fence = run.id, run.fence
         self._left = False
         self._unsent: list[str] = []  # entries that were delivered and are in no record yet
@@ -85,7 +89,7 @@ class Recorder:
             return True
         if code.attributes is not None or code.details is not None or code.requests.has_content:
             return True
-        if code.streams.has_unsent:
+        if code.streams.has_unsent or self._heartbeats.has_ends:
             return True
         return self.last_immediate > self._polled or self._polls > self._polls_sent
 
@@ -191,6 +195,7 @@ class Recorder:
             stuck=stuck,
             streams=code.streams.take(self._host.max_stream_bytes),
             requests=code.requests.take(),
+            attempt_ends=self._heartbeats.take(),
         )
         self._host.send(self._under_way, self._answered)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
 from typing import Any, NamedTuple
@@ -27,6 +28,7 @@ from .definition import ONCE
 from .driver_host import DriverHost
 from .failures import failure_of
 from .retrying import next_attempt, policy_of_step
+from .step_heartbeats import AttemptHeartbeats, StepHeartbeats, Stored
 from .step_streams import AttemptStreams, StepStreams
 
 Report = Callable[[StepCall, "j.StepDone | j.StepLost | j.Attempted"], None]
@@ -42,32 +44,65 @@ class TransactionResult(NamedTuple):
 class StepRunner:
     """The steps of one run that are running in this process."""
 
-    def __init__(self, host: DriverHost, run: Run, report: Report, settled: Callable[[], None]) -> None:
+    def __init__(
+        self, host: DriverHost, run: Run, heartbeats: StepHeartbeats, report: Report, settled: Callable[[], None]
+    ) -> None:
         self._host, self._run, self._report, self._settled = host, run, report, settled
+        self._heartbeats = heartbeats
+        self._cancelled = False
         self.running: set[StepCall] = set()
         self._streams = StepStreams(host, run, settled)
         self._threads: dict[asyncio.Future[Any], StepCall] = {}
 
     def begin(self, call: StepCall) -> None:
-        """Begin an attempt of a step."""
+        """Begin an attempt of a step; one with a `heartbeat_timeout` when its first heartbeat is stored."""
         if call.future.done():  # the code does not wait for it any more
             return
         call.attempts += 1
+        self.running.add(call)
+        heartbeats = self._heartbeats.open(call)
+        if call.heartbeat_timeout is None:
+            self._start(call, heartbeats)
+        else:
+            heartbeats.begin(partial(self._first_stored, call, heartbeats))
+
+    def _first_stored(self, call: StepCall, heartbeats: AttemptHeartbeats, refused: HoldfastError | None) -> None:
+        """The first heartbeat of an attempt is stored, or refused."""
+        if call not in self.running:
+            return
+        error: BaseException | None = refused
+        if error is None and not self._cancelled and not call.future.done():
+            try:
+                self._start(call, heartbeats)
+            except Exception as failed:  # for example, no thread can be started
+                error = failed
+            else:
+                return
+        body: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        if error is None:
+            body.cancel()
+        else:
+            body.set_exception(error)
+        self._ended(call, body)
+
+    def _start(self, call: StepCall, heartbeats: AttemptHeartbeats) -> None:
+        """Run the body of an attempt."""
         function = self._host.body_of(call)
         body = partial(function, *call.args, **call.options)
         scope = copy_context()
-        scope.run(step_scope, self._info(call, self._streams.open(call)))
-        self.running.add(call)
+        scope.run(step_scope, self._info(call, self._streams.open(call), heartbeats))
         if is_async(function):
-            call.running = self._host.spawn(_without_exit(body) if call.timeout is None else _timed(body, call), scope)
+            run = _without_exit(body) if call.longest is None else _timed(body, call, heartbeats)
+            call.running = self._host.spawn(run, scope)
         else:
             thread = self._host.in_thread(partial(_unless_cancelled, call, body), scope)
             self._threads[thread] = call
             thread.add_done_callback(self._thread_ended)
-            if call.timeout is None:
+            if call.longest is None:
                 call.running = asyncio.shield(thread)  # a thread cannot be cancelled
             else:
-                call.running = self._host.spawn(_timed(partial(asyncio.shield, thread), call), scope.copy())
+                run = _timed(partial(asyncio.shield, thread), call, heartbeats)
+                call.running = self._host.spawn(run, scope.copy())
         call.running.add_done_callback(partial(self._ended, call))
 
     def transact(self, call: StepCall, record: RecordRun, done: Callable[[StepCall, TransactionResult], None]) -> None:
@@ -98,12 +133,13 @@ class StepRunner:
 
     def cancel(self) -> None:
         """Cancel the bodies that are running. Those in threads continue: `settled` is called at their end."""
+        self._cancelled = True
         for call in list(self.running):
             if call.running is not None:
                 call.running.cancel()
         for thread, call in self._threads.items():
-            if call.timeout is not None:
-                self._host.later(call.timeout, partial(self._thread_ended, thread))
+            if call.longest is not None:
+                self._host.later(call.longest, partial(self._thread_ended, thread))
 
     def _thread_ended(self, thread: asyncio.Future[Any]) -> None:
         if self._threads.pop(thread, None) is not None:
@@ -111,8 +147,10 @@ class StepRunner:
         if thread.done():
             _ignore_exception(thread)
 
-    def _info(self, call: StepCall, streams: AttemptStreams | None = None) -> StepInfo:
-        return StepInfo(self._run.id, call.id, call.attempts, self._run.generation, streams)
+    def _info(
+        self, call: StepCall, streams: AttemptStreams | None = None, heartbeats: AttemptHeartbeats | None = None
+    ) -> StepInfo:
+        return StepInfo(self._run.id, call.id, call.attempts, self._run.generation, streams, heartbeats)
 
     @property
     def streaming(self) -> bool:
@@ -122,11 +160,13 @@ class StepRunner:
     def leave(self) -> None:
         """Stop, and send nothing more."""
         self._streams.leave()
+        self._heartbeats.leave()
         self.stop()
 
     def stop(self) -> None:
         """Cancel the steps, and ignore the results of those that cannot be stopped."""
         self._streams.close_all()
+        self._heartbeats.stop()
         for call in list(self.running):
             self.running.discard(call)
             if call.running is not None:
@@ -136,18 +176,25 @@ class StepRunner:
         if call not in self.running:
             _ignore_exception(body)
         else:
-            self._streams.close(call, partial(self._stored, call, body))
+            self._streams.close(call, partial(self._streams_stored, call, body))
+
+    def _streams_stored(self, call: StepCall, body: asyncio.Future[Any], refused: HoldfastError | None) -> None:
+        """Everything that an attempt has written to streams is stored, unless the store has refused it."""
+        failed = refused is not None or body.cancelled() or body.exception() is not None
+        then: Stored = lambda error: self._stored(call, body, refused or error)  # noqa: E731
+        self._heartbeats.close(call, then, failed=failed)
 
     def _stored(self, call: StepCall, body: asyncio.Future[Any], refused: HoldfastError | None) -> None:
-        """Everything that an attempt has written to streams is stored, unless the store has refused it."""
+        """Everything that an attempt has sent is stored, unless the store has refused it."""
         if call not in self.running:
             _ignore_exception(body)
             self._settled()
             return
         self.running.discard(call)
-        if call.timeout is not None and not body.cancelled() and isinstance(body.exception(), StepTimeout):
+        if call.longest is not None and not body.cancelled() and isinstance(body.exception(), StepTimeout):
             self._threads = {thread: one for thread, one in self._threads.items() if one is not call}
         if call.future.done():  # the code does not wait for it, but it is not running any more
+            self._heartbeats.ended(call.id)
             _ignore_exception(body)
             self._settled()
             return
@@ -221,14 +268,26 @@ async def _without_exit(body: Callable[[], Awaitable[Any]]) -> Any:
         raise RuntimeError(f"the step tried to end the process: {error!r}") from error
 
 
-async def _timed(body: Callable[[], Awaitable[Any]], call: StepCall) -> Any:
+async def _timed(body: Callable[[], Awaitable[Any]], call: StepCall, heartbeats: AttemptHeartbeats) -> Any:
+    loop = asyncio.get_running_loop()
     try:
-        async with asyncio.timeout(call.timeout) as limit:
+        async with asyncio.timeout(call.timeout) as limit, asyncio.timeout(None) as silence:
+            heartbeats.watch(lambda: _expire(silence, loop.time()))
             return await _without_exit(body)
     except TimeoutError as error:
+        if silence.expired():
+            raise StepTimeout(
+                f"the step {call.id!r} sent no heartbeat for {call.heartbeat_timeout:g} s (heartbeat_timeout)"
+            ) from error
         if limit.expired():
             raise StepTimeout(f"the step {call.id!r} took longer than {call.timeout:g} s") from error
         raise
+
+
+def _expire(timeout: asyncio.Timeout, now: float) -> None:
+    """End a block now, unless it has just ended."""
+    with suppress(RuntimeError):
+        timeout.reschedule(now)
 
 
 def _ignore_exception(body: asyncio.Future[Any]) -> None:

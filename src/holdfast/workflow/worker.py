@@ -308,6 +308,8 @@ class Worker(WorkerHost):
             return []
         assert isinstance(outcome, Claimed)  # noqa: S101
         self._sync(outcome.now)
+        for one in outcome.silent:
+            self.emit("heartbeat_missed", run=one.run, workflow=one.workflow, step=one.step, worker=one.worker)
         for run in outcome.poisoned:
             emit_blocked(self.emit, run)
         if worker != self.id:  # lost meanwhile: the claimed runs can be claimed again when the old lease has ended

@@ -55,11 +55,14 @@ async def note(log: str, value: int) -> int:
     return value
 
 
-@step(retry=Retry(max_attempts=3, initial=0.01))
+@step(retry=Retry(max_attempts=3, initial=0.01), heartbeat_timeout=30)
 def blocking(log: str, value: int) -> int:
+    info = current_step()
     with body(log):
-        if current_step().attempt == 1:
+        if info.attempt == 1:
+            info.heartbeat(value)
             raise ConnectionError("not yet")
+        assert info.heartbeat_details == value, "the failed attempt is recorded, and its last heartbeat is not"
     return value
 
 

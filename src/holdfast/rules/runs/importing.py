@@ -20,7 +20,15 @@ def import_run(repo: RunRepository, now: int, run: Run, entries: Sequence[str], 
     It is a first run in this store, also if it was a child: its parent is not in this store, or another run has the
     parent's id. It has none of the streams, requests and remembered keys that it had in the other store.
     """
-    if run.living or run.worker or run.due_at is not None or run.locks or run.waits or run.length != len(entries):
+    if (
+        run.living
+        or run.worker
+        or run.due_at is not None
+        or run.locks
+        or run.waits
+        or run.heartbeats
+        or run.length != len(entries)
+    ):
         raise InvalidValue(f"the run {run.id!r} has not ended, or its history is not complete: it cannot be imported")
     run = replace(run, parent="", root=run.id, remembered=None, record_kinds=(), purging="")
     taken = repo.run(run.id)

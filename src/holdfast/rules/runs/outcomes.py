@@ -73,16 +73,28 @@ class RunTaken(Outcome, frozen=True, kw_only=True):
     why: Obstacle = ""
 
 
+class SilentStep(msgspec.Struct, frozen=True, kw_only=True):
+    """A step whose heartbeat has expired although the worker of its run has its lease; `worker` is that one's name."""
+
+    run: str
+    workflow: str
+    step: str
+    attempt: int
+    worker: str
+
+
 class Claimed(Outcome, frozen=True, kw_only=True):
     """The runs that the worker has now. `next_due` is when the next one of its types will be due.
 
-    `poisoned` are runs that this claim has blocked, because they crashed too many workers.
+    `poisoned` are runs that this claim has blocked, because they crashed too many workers. `silent` are the steps
+    because of which runs were taken from workers with a valid lease.
     """
 
     claims: tuple[Claim, ...]
     next_due: int | None
     now: int
     poisoned: tuple[Run, ...] = ()
+    silent: tuple[SilentStep, ...] = ()
 
 
 class WorkerGone(Outcome, frozen=True, kw_only=True):
@@ -101,6 +113,12 @@ class Recorded(Outcome, frozen=True, kw_only=True):
     limited: dict[str, LimitVerdict] = msgspec.field(default_factory=dict)
     answers: tuple[LockAnswer, ...] = ()
     events: tuple[RunEvent, ...]
+    now: int
+
+
+class HeartbeatRecorded(Outcome, frozen=True, kw_only=True):
+    """The heartbeat is stored."""
+
     now: int
 
 

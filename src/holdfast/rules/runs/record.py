@@ -9,12 +9,14 @@ store's clock.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Literal, NamedTuple, get_args
 
 import msgspec
 from msgspec.structs import replace
 
 from ..lock_record import LockRecord
+from .heartbeat_records import AttemptEnd, Heartbeats, after_ends, first_expiry, postponed_to, without_expiry
 from .limits import LimitKey, group_of
 
 Status = Literal[
@@ -144,7 +146,8 @@ class Run(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """The record of a run, without its journal and its inbox.
 
     `length` counts the entries of the journal, `posted` the events of the inbox, `claims` how often it was claimed.
-    `due_at` is when a run without a worker may be claimed: a time, `at_once`, or None (not before an event).
+    `due_at` is when a run without a worker may be claimed: a time, `at_once`, or None (not before an event); of a run
+    that is driven, it is when the first of its `heartbeats` expires.
     `last` is the id of the last record that was made. `places` are the limit keys that count it until it ends; of runs
     `queued` under one, the highest `priority` comes first, then the lowest `arrival`. `locks` are those that it holds
     or waits for, `waits` those whose record does not list it. `stuck` is set if the last record reported that only a
@@ -204,6 +207,7 @@ class Run(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     details: str | None = None
     approvals: tuple[str, ...] = ()
     record_kinds: tuple[str, ...] = ()
+    heartbeats: Heartbeats = ()
 
     @property
     def workflow(self) -> str:
@@ -529,6 +533,7 @@ def claim(run: Run, now: int, *, worker: str, type: str, code: str = "") -> Run:
         fence=new_fence(run, now),
         claims=run.claims + 1,
         due_at=None,
+        heartbeats=without_expiry(run.heartbeats),
         started_at=now if run.started_at is None else run.started_at,
     )
 
@@ -536,7 +541,15 @@ def claim(run: Run, now: int, *, worker: str, type: str, code: str = "") -> Run:
 def blocked(run: Run, now: int, block: Block) -> Run:
     """The record of a run that waits for other code. It keeps its locks, its places in limits and its events."""
     due_at = None if block.poisoned else now + pause_after(block)
-    return replace(run, status="blocked", worker="", due_at=due_at, block=block, stuck=None)
+    return replace(
+        run,
+        status="blocked",
+        worker="",
+        due_at=due_at,
+        block=block,
+        stuck=None,
+        heartbeats=without_expiry(run.heartbeats),
+    )
 
 
 def unblocked(run: Run, now: int) -> Run:
@@ -563,6 +576,7 @@ def recorded(
     details: str | None = None,
     locks: Locks = (),
     stuck: tuple[str, ...] | None = None,
+    attempt_ends: Sequence[AttemptEnd] = (),
 ) -> tuple[Run, bool]:
     """The record after entries were added, and whether `then` may happen. Parking is done here.
 
@@ -578,12 +592,15 @@ def recorded(
         locks=locks,
         stuck=None if stuck is None else Stuck(seen, stuck),
     )
+    if attempt_ends:
+        heartbeats = after_ends(run.heartbeats, attempt_ends)
+        run = replace(run, heartbeats=heartbeats, due_at=first_expiry(heartbeats))
     if then is None or run.posted > seen:
         return run, then is None
     if isinstance(then, Finish | Continue):
         return run, True
     due_at = at_once(now) if then.due_at is not None and then.due_at <= now else then.due_at
-    return replace(run, status="suspended", worker="", due_at=due_at), True
+    return replace(run, status="suspended", worker="", due_at=due_at, heartbeats=without_expiry(run.heartbeats)), True
 
 
 def finished(run: Run, now: int, end: Finish) -> Run:
@@ -602,6 +619,7 @@ def finished(run: Run, now: int, end: Finish) -> Run:
         stuck=None,
         block=None,
         approvals=(),
+        heartbeats=(),
     )
 
 
@@ -630,6 +648,7 @@ def continued(run: Run, now: int, *, posted: int, locks: Locks, remembered: Reme
         blocked_for=0,
         remembered=remembered,
         approvals=(),
+        heartbeats=(),
     )
 
 
@@ -656,12 +675,24 @@ def never_began(run: Run) -> bool:
 
 def postponed(run: Run, now: int) -> Run:
     """The record of a run that is due and cannot be claimed now: it is due again a little later."""
-    return run if run.due_at is None or run.due_at > now else replace(run, due_at=now + POSTPONED)
+    if run.due_at is None or run.due_at > now:
+        return run
+    if run.status == "running":
+        heartbeats = postponed_to(run.heartbeats, now, now + POSTPONED)
+        return replace(run, heartbeats=heartbeats, due_at=first_expiry(heartbeats))
+    return replace(run, due_at=now + POSTPONED)
 
 
 def orphaned(run: Run, now: int) -> Run:
-    """The record of a run whose worker has crashed: any worker may claim it."""
-    return replace(run, status="pending", worker="", due_at=at_once(now), crashes=run.crashes + 1)
+    """The record of a run whose worker has crashed, or whose step is silent: any worker may claim it."""
+    return replace(
+        run,
+        status="pending",
+        worker="",
+        due_at=at_once(now),
+        crashes=run.crashes + 1,
+        heartbeats=without_expiry(run.heartbeats),
+    )
 
 
 def revived(run: Run, now: int, *, keep: int, request: str, fresh: bool) -> Run:
@@ -686,6 +717,7 @@ def revived(run: Run, now: int, *, keep: int, request: str, fresh: bool) -> Run:
         purging="",
         details=None,
         approvals=(),
+        heartbeats=(),
         blocked_for=0 if fresh else run.blocked_for,
         started_at=None if fresh else run.started_at,
     )

@@ -14,11 +14,12 @@ from msgspec.structs import replace
 from ...errors import RecordUnreadable
 from ..lock_outcomes import Outcome
 from ..slot import Conflict, Swap, written
-from . import approvals, replacing, tree, updates
+from . import approvals, heartbeats, replacing, tree, updates
 from . import record as rule
 from .admission import cancel, enter, finish
 from .blocking import may_claim, poisoned
 from .generations import begin_next
+from .heartbeat_records import AttemptEnd
 from .helpers import can_drive, free, holder_of, is_alive, known, wake
 from .helpers import post as post_to
 from .limits import ADMITTED, LimitVerdict, WorkflowLimits
@@ -36,6 +37,7 @@ from .outcomes import (
     RunRefused,
     RunSeen,
     RunTaken,
+    SilentStep,
     Started,
     WorkerGone,
     WorkerList,
@@ -157,32 +159,37 @@ def claim(
     becomes = dict(types)
     found: list[Run] = []
     stopped: tuple[Run, ...] = ()
+    silent: tuple[SilentStep, ...] = ()
     blocks: dict[str, Block] = {}
     for seen in _named(repo, runs) if runs else _due(repo, now, tuple(becomes), limit):
         if len(found) >= limit:
             break
         run = repo.run(seen.id) or seen  # the end of another run may have changed it just now
-        if run.type not in becomes or (run.worker != worker and is_alive(repo, now, run.worker)):
+        driven = run.worker != worker and is_alive(repo, now, run.worker)
+        late = heartbeats.missed(run, now) if driven else None
+        if run.type not in becomes or (driven and late is None):
+            continue
+        if run.worker == worker and not runs:  # a heartbeat is missing, and the own timer of the worker acts
+            repo.save(rule.postponed(run, now))
             continue
         if not may_claim(run, now, engine=engine, opened=opened, code=code, named=bool(runs), untried=untried):
             continue
-        try:
-            can_be_had = not rule.holds(repo.lock(rule.run_key(run.workflow, run.id)), now)
-        except RecordUnreadable:
-            if runs:
-                raise
-            can_be_had = False  # a damaged run is left alone, and does not block the others
-        if not can_be_had:
+        if _is_locked(repo, now, run, named=bool(runs)):
             repo.save(rule.postponed(run, now))
             continue
+        before = run
+        if late is not None:
+            run = rule.orphaned(run, now)
         if run.crashes >= rule.POISONED and run.status != "blocked" and run.worker != worker:
             stopped += (poisoned(repo, now, run),)
+            silent += heartbeats.silent(repo, now, before, late)
             continue
         if run.crashes >= rule.SUSPECT and run.worker != worker:
             if suspects < 1 and not runs:
-                repo.save(rule.postponed(run, now))
+                repo.save(rule.postponed(before, now))
                 continue
             suspects -= 1
+        silent += heartbeats.silent(repo, now, before, late)
         taken = rule.claim(run, now, worker=worker, type=becomes[run.type], code=code)
         if taken is not run:
             repo.save(taken)
@@ -191,7 +198,7 @@ def claim(
         found.append(taken)
     claims = tuple(_given(repo, now, run, blocks.get(run.id)) for run in found)
     next_due = repo.next_due([kind for kind, _ in types])
-    return Claimed(claims=claims, next_due=next_due, now=now, poisoned=stopped)
+    return Claimed(claims=claims, next_due=next_due, now=now, poisoned=stopped, silent=silent)
 
 
 def record(
@@ -213,6 +220,7 @@ def record(
     stuck: tuple[str, ...] | None = None,
     streams: Sequence[CodeItems] = (),
     requests: RunRequests = NO_REQUESTS,
+    attempt_ends: Sequence[AttemptEnd] = (),
 ) -> Outcome:
     """Add to the journal of a run that the caller drives, start its children, request locks, and park or end it.
 
@@ -267,6 +275,7 @@ def record(
         details=details,
         locks=locks,
         stuck=None if goes_on else stuck,  # a run that got an answer is not stuck
+        attempt_ends=attempt_ends,
     )
     if done and isinstance(then, Finish):
         woken += finish(repo, now, after, then)
@@ -389,6 +398,16 @@ def _knows(repo: RunRepository, run: Run, event: RunEvent) -> int | None:
         return None
     number = repo.event_with_key(run.id, event.key)
     return 0 if number is None and is_remembered(repo, run, event.key) else number
+
+
+def _is_locked(repo: RunRepository, now: int, run: Run, *, named: bool) -> bool:
+    """Whether a program other than an engine has locked a run; also if that is not known, unless the run is named."""
+    try:
+        return rule.holds(repo.lock(rule.run_key(run.workflow, run.id)), now)
+    except RecordUnreadable:
+        if named:
+            raise
+        return True  # a damaged run is left alone, and does not block the others
 
 
 def _given(repo: RunRepository, now: int, run: Run, block: Block | None) -> Claim:

@@ -49,7 +49,7 @@ KNOWN: dict[type[msgspec.Struct], frozenset[str]] = {
     Finish: frozenset({"status", "result"}),
     Park: frozenset({"due_at"}),
     StartRun: frozenset({"new", "worker"}),
-    NewRun: frozenset({"id", "type", "input", "request", "key", "parent", "root", "attributes", "code"}),
+    NewRun: frozenset({"id", "type", "input", "request", "key", "root", "attributes", "code"}),
 }
 _known = KnownFields(KNOWN)
 
