@@ -150,7 +150,7 @@ def test_the_body_of_a_step_has_these_names_and_a_step_these_options():
         "attempt", "generation", "heartbeat", "heartbeat_details", "idempotency_key", "run_id", "step_id", "stream",
     ]  # fmt: skip
     assert bare(StepInfo.heartbeat) == "(self, details=None, *, type=None)"
-    assert bare(step) == "(name=None, *, retry=None, timeout=None, heartbeat_timeout=None)"
+    assert bare(step) == "(name=None, *, retry=None, timeout=None, heartbeat_timeout=None, fingerprint=None)"
 
 
 @pytest.mark.parametrize("kind", [Lock, AsyncLock])
