@@ -53,7 +53,7 @@ class Size:
     """Seconds between two tries of the intruder to get a lock."""
 
 
-SMALL_DEPLOYS = {"postgres": ("step", "field"), "valkey": ("step",), "mariadb": ("rolling",)}
+SMALL_DEPLOYS = {"postgres": ("step", "field"), "valkey": ("step",), "mariadb": ("step", "rolling")}
 """The deploys on each server at the small size; on SQLite, and at full size, all three."""
 SMALL = Size(runs=8, kills=1, seconds=4, pause=0.2, rest=0.03)
 FULL = Size(runs=100, kills=2, seconds=60, pause=0.1, rest=0.002)

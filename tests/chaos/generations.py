@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sqlite3
 import sys
 import threading
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -50,6 +52,8 @@ class Size:
 SMALL = Size(generations=8, signals=8, threads=5, messages=40, senders=4, faults=2)
 FULL = Size(generations=1_000, signals=100, threads=50, messages=5_000, senders=4, faults=60)
 
+MORE_ROWS = 60
+"""Rows for workers, leases and pages of remembered keys, which may be more at one time than at the beginning."""
 _journal: Journal | None = None
 
 
@@ -125,16 +129,23 @@ async def drive(task: dict[str, Any]) -> None:
 # -- the campaign ---------------------------------------------------------------------------------------
 
 
+def rows_of_all_tables(file: str) -> int:
+    with closing(sqlite3.connect(file)) as db:
+        tables = [name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        return sum(db.execute(f'SELECT count(*) FROM "{table}"').fetchone()[0] for table in tables)
+
+
 class Campaign:
     def __init__(self, size: Size, seed: int, folder: Path, report: Report, place: WorkflowStore) -> None:
         self.size, self.folder, self.report, self.kind = size, folder, report, place.kind
         self.chance = random.Random(seed)
-        self.url = place.url(folder)
+        self.url, self.place = place.url(folder), place
         self.pauses: dict[str, list[tuple[float, float]]] = defaultdict(list)
         self.faults = 0
         self.sent: dict[str, str] = {}  # accepted messages, and their threads
         self.kept: list[tuple[int, int]] = []  # generation, records of signal keys
         self.rows: list[int] = []  # entries and events of the long run, at the same times
+        self.other_rows: list[int] = []  # on SQLite: rows of all tables but for remembered keys, at the same times
 
     def play(self) -> None:
         with Crew(__file__, self.folder) as crew, Client(self.url, namespace="generations") as client:
@@ -199,6 +210,8 @@ class Campaign:
                     self.kept.append((block, self.keys_kept(client, run)))
                     history = client.runs.export(run)
                     self.rows.append(len(history.entries) + len(history.events))
+                    if self.kind == "sqlite":
+                        self.other_rows.append(rows_of_all_tables(self.place.file(self.url)) - self.kept[-1][1])
             for _ in range(2 if self.chance.random() < 0.05 else 1):  # some are sent again
                 self.persist(lambda n=n: client.runs.signal(run, "n", n, idempotency_key=str(n)))  # type: ignore[misc]
             if n >= 3 * size.signals and self.chance.random() < 0.01:  # read by an earlier generation
@@ -214,6 +227,9 @@ class Campaign:
         self.report.at_most(f"{self.kind}: events of the last generation", len(history.events), size.signals)
         ahead = (AHEAD + 1) * size.signals  # events that the run has not read
         self.report.at_most(f"{self.kind}: entries and events at any time", max(self.rows), longest + ahead)
+        if self.other_rows:
+            allowed = self.other_rows[0] + longest + ahead + MORE_ROWS
+            self.report.at_most(f"{self.kind}: rows of all tables at any time", max(self.other_rows), allowed)
         most = max(kept for _, kept in self.kept)
         self.report.at_most(f"{self.kind}: keys of signals that are remembered", most, KEPT + 3 * size.signals)
 
