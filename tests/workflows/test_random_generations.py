@@ -9,6 +9,8 @@ just before or just after a commit, as if it had been killed there. At the end
 - each update that was answered has one answer, which its senders got, and the code gave,
 - each answer to a request for an approval that was accepted was received, or the run did not wait for it to its end,
 - each accepted signal was read once, in the order in which those of its name were sent, or is unread,
+- the details of the run are those that its code has set last, in whichever generation,
+- its code has written each item to its stream once, and each step that completed has its items there, in order,
 - a program whose result does not depend on time has the result and the effects that it has without a crash,
 - a fork of the run from a random step ends as the run did,
 - a run that replaces it leaves it as it was, under its other id, and keeps the same promises,
@@ -26,6 +28,7 @@ import random
 from contextlib import closing, suppress
 
 from random_programs import BY_UNREAD, LETTERS, ON_UNREAD, SEEN, plan, without_random_values
+from stream_checks import check_items_of_steps, items_of_code
 from waiting import eventually_async
 
 from holdfast import WorkflowFailed
@@ -244,6 +247,27 @@ def check_requests(name: str, answers: dict[int, str], decided: dict[str, str]) 
             assert received in (by, "waits", "not reached again"), (decision, by, received)
 
 
+async def check_details(engine, name: str, after: int = 0) -> None:
+    """The details are those that the code has set last, in one of the generations above `after`."""
+    run = await engine.get(name)
+    found = [SEEN.details.get((name, generation), []) for generation in range(after + 1, run.generation + 1)]
+    values = [value for one in found for value in one]
+    assert run.details == (values[-1] if values else None), values
+
+
+async def check_streams(engine, name: str, after: int = 0) -> None:
+    """The code of each generation above `after` has written each item once, and completed steps all of theirs."""
+    items = await items_of_code(engine, name)
+    run = await engine.get(name)
+    written = [
+        (generation, value)
+        for generation in range(after + 1, run.generation + 1)
+        for value in SEEN.written.get((name, generation), ())
+    ]
+    assert [(item.generation, item.value) for item in items] == written
+    await check_items_of_steps(engine, name)
+
+
 async def check_fork(engine, name: str, fork: str, chance: random.Random, *, timeless: bool) -> None:
     """A fork from a random step of the last generation ends, and as the run did if time makes no difference."""
     history = await engine.export(name)
@@ -269,6 +293,7 @@ async def check_copy(engine, name: str) -> None:
     copy = await engine.export(f"i{name}")
     assert (copy.run.status, copy.run.result) == (history.run.status, history.run.result)
     assert (copy.run.generation, copy.entries[0]) == (history.run.generation, history.entries[0])
+    assert copy.run.details == history.run.details
     assert sum(map(len, SEEN.effects.values())) == effects
 
 
@@ -278,6 +303,8 @@ async def check_replaced(engine, flow, given: dict, name: str, chance: random.Ra
     _, accepted = await play(engine, flow, given, name, chance, base=100)
     _, unread = await replayed(engine, name)
     check_signals(name, accepted, unread, after=before.run.generation)
+    await check_details(engine, name, after=before.run.generation)
+    await check_streams(engine, name, after=before.run.generation)
     run = await engine.get(name)
     assert run.replaces == f"{name}~{before.run.generation}"
     assert run.generation > before.run.generation
@@ -314,6 +341,8 @@ async def check_program(engine, url: str, seed: int, monkeypatch, at: set[int] |
         end, accepted = await play(engine, flow, given, name, chance)
         _, unread = await replayed(engine, name)
         check_signals(name, accepted, unread)
+        await check_details(engine, name)
+        await check_streams(engine, name)
         assert (await engine.get(name)).locks == ()
         check_history(flow, await engine.export(name))
         effects = SEEN.of(name)
