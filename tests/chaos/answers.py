@@ -1,8 +1,9 @@
 """Updates and approvals from four processes, while engines are killed and paused, and requests are sent again.
 
-Each update is answered once: every sender of it gets the same answer, each run numbers its answers without a gap, and
-none is lost. Each request for an approval is answered once, by the person whose answer was accepted, and no answer
-reaches another request.
+Replies to callers are lost at random: then the command is sent again. Each update is answered once: every sender of it
+gets the same answer, each run numbers its answers without a gap, and none is lost. Each request for an approval is
+answered once, by the person whose answer was accepted, and no answer reaches another request. An answer that is given
+again changes nothing.
 """
 
 from __future__ import annotations
@@ -21,9 +22,12 @@ from support.workflow_stores import WorkflowStore, main
 from holdfast import Client, Context, Engine, workflow
 from holdfast.errors import ApprovalNotOpen, HoldfastError, StoreUnavailable, UpdateTimeout
 from holdfast.platform import elapsed
+from holdfast.runtime import failpoints
 
 TTL = 1.5
 LONGEST = 600.0
+LOST = 0.2
+"""The share of the store's replies to updates and to answers of people that are lost."""
 NAMESPACE = "answers"
 GENERATION = 25
 """A run answers so many updates in one generation."""
@@ -102,22 +106,40 @@ def send(client: Client, journal: Journal, wanted: list[list[str]], chance: rand
                 break
 
 
+def lose_replies(journal: Journal, chance: random.Random) -> None:
+    """Lose some replies of the store: the client sends the command again, unchanged."""
+
+    def reached(point: str) -> None:
+        if point in ("after update", "after approve") and chance.random() < LOST:
+            journal.note("lost", point=point)
+            raise StoreUnavailable("the reply was lost by the campaign", ambiguous=True)
+
+    failpoints.reached = reached
+
+
 def decide(client: Client, journal: Journal, name: str, chance: random.Random) -> None:
-    """Answer open requests until every run of payments has ended."""
+    """Answer open requests until every run of payments has ended, some of them twice."""
     while client.runs.list(workflow="payments", status=("pending", "running", "suspended"), limit=1).runs:
         for request in client.approvals.list(limit=20).approvals:
             by = f"{name} {request.run_id} {request.id}"
             if chance.random() < 0.5:
                 continue
-            try:
-                client.approvals.answer(request.run_id, f"{request.id}#1" if request.id == "pay" else request.id,
-                                        approved=True, by=by)  # fmt: skip
-            except ApprovalNotOpen as error:
-                if repr(by) not in str(error):  # an answer whose reply was lost counts
+            wanted = f"{request.id}#1" if request.id == "pay" else request.id
+            accepted = False
+            for _ in range(2 if chance.random() < 0.5 else 1):
+                try:
+                    client.approvals.answer(request.run_id, wanted, approved=True, by=by)
+                except ApprovalNotOpen as error:
+                    if repr(by) not in str(error):  # an answer whose reply was lost counts
+                        break
+                    journal.note("known", run=request.run_id, id=request.id)
+                except StoreUnavailable:
                     continue
-            except StoreUnavailable:
-                continue
-            journal.note("accepted", run=request.run_id, id=request.id, by=by)
+                else:
+                    if accepted:
+                        journal.note("accepted twice", run=request.run_id, id=request.id)
+                accepted = True
+                journal.note("accepted", run=request.run_id, id=request.id, by=by)
 
 
 def process(task: dict[str, Any]) -> None:
@@ -126,6 +148,7 @@ def process(task: dict[str, Any]) -> None:
         asyncio.run(drive(task, journal))
         return
     chance = random.Random(task["seed"])
+    lose_replies(journal, random.Random(f"{task['seed']} lost"))
     with Client(task["url"], namespace=NAMESPACE) as client:
         send(client, journal, task["wanted"], chance)
         decide(client, journal, task["name"], chance)
@@ -239,6 +262,11 @@ class Campaign:
             accepted[one["run"], one["id"]].add(one["by"])
         kind, report = self.kind, self.report
         report.every(f"{kind}: approvals that were accepted", len(accepted), each * self.size.runs)
+        again = [[one["run"], one["id"]] for one in crew.notes("accepted twice")]
+        report.demand(f"{kind}: answers that were accepted twice: {again[:3]}", kept=not again)
+        lost = sum(one["point"] == "after approve" for one in crew.notes("lost"))
+        report.at_least(f"{kind}: lost replies to answers of people", lost, 1)
+        report.at_least(f"{kind}: answers that were given again", len(crew.notes("known")), 1)
         twice = [found for found in accepted.values() if len(found) > 1]
         report.demand(f"{kind}: requests with several answers: {twice[:2]}", kept=not twice)
         for number in range(self.size.runs):
@@ -254,4 +282,4 @@ def prove(size: Size, seed: int, folder: Path, report: Report, place: WorkflowSt
 
 
 if __name__ == "__main__":
-    main(__file__, prove, small=SMALL, full=FULL, work=process)
+    main(__file__, prove, small=SMALL, full=FULL, work=process, mariadb=True)

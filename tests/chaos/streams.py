@@ -44,7 +44,7 @@ class Size:
     faults: int
 
 
-SMALL = Size(runs=3, readers=3, steps=4, items=60, faults=4)
+SMALL = Size(runs=3, readers=3, steps=6, items=60, faults=4)
 FULL = Size(runs=5, readers=4, steps=20, items=200, faults=40)
 
 _journal: Journal | None = None
@@ -150,7 +150,7 @@ class Campaign:
             task = {"steps": size.steps, "items": size.items}
             runs = [client.runs.start("talk", task, id=f"talk-{n}") for n in range(size.runs)]
             readers = [Reader(client, run, f"{self.seed} {run} {n}") for run in runs for n in range(size.readers)]
-            self.trouble(crew, readers)
+            self.trouble(crew, client, readers)
             for run in runs:
                 self.judge(client, run, [reader for reader in readers if reader.run == run])
             refused = sum(len(worker.notes("refused")) for worker in crew.workers)
@@ -161,8 +161,8 @@ class Campaign:
         self.report.at_least(f"{self.kind}: kills and pauses", self.faults, size.faults * 0.5)
         self.report.at_least(f"{self.kind}: attempts of steps that were repeated", self.repeated, 1)
 
-    def trouble(self, crew: Crew, readers: list[Reader]) -> None:
-        """Kill and pause engines while there are readers; start new ones."""
+    def trouble(self, crew: Crew, client: Client, readers: list[Reader]) -> None:
+        """Kill and pause engines while there are readers, mostly those that drive a run; start new ones."""
         deadline = time.monotonic() + LONGEST
         while any(reader.thread.is_alive() for reader in readers) and time.monotonic() < deadline:
             time.sleep(self.chance.uniform(0.1, 0.4))
@@ -170,7 +170,8 @@ class Campaign:
             active = [worker for worker in crew.active() if worker.notes("ready")]
             if self.faults < self.size.faults and len(active) > 1:
                 self.faults += 1
-                victim: Worker = self.chance.choice(active)
+                driving = self.driving(client, readers) if self.chance.random() < 0.7 else set()
+                victim: Worker = self.chance.choice([one for one in active if one.name in driving] or active)
                 if self.chance.random() < 0.5:
                     victim.kill()
                 else:
@@ -178,6 +179,10 @@ class Campaign:
             if len(crew.active()) < 3 and len(crew.running()) < 5:
                 crew.start({"url": self.url})
         until(lambda: not any(reader.thread.is_alive() for reader in readers), within=5)
+
+    def driving(self, client: Client, readers: list[Reader]) -> set[str]:
+        """The names of the engines that drive runs."""
+        return {client.runs.get(run).holder or "" for run in sorted({reader.run for reader in readers})}
 
     def judge(self, client: Client, run: str, readers: list[Reader]) -> None:
         def demand(what: str, *, kept: bool) -> None:
@@ -229,4 +234,4 @@ def prove(size: Size, seed: int, folder: Path, report: Report, place: WorkflowSt
 
 
 if __name__ == "__main__":
-    main(__file__, prove, small=SMALL, full=FULL, work=engine_process)
+    main(__file__, prove, small=SMALL, full=FULL, work=engine_process, mariadb=True)

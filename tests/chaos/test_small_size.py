@@ -25,12 +25,12 @@
 | run_locks | 14 runs on a mutex and a semaphore, 2 kills               | 100, 15                                |
 | deploy  | 8 runs for each bad deploy, one or two deploys on a server  | 100 for each, and 60 s                 |
 | generations | 8 generations of 8 signals, 40 messages, 4 faults       | 1,000 of 100, 5,000, 120               |
-| streams | 9 readers of 3 runs with 4 steps of 60 items, 4 faults      | 20 of 5, 20 of 200, 40                 |
+| streams | 9 readers of 3 runs with 6 steps of 60 items, 4 faults      | 20 of 5, 20 of 200, 40                 |
 | answers | 40 updates, 30 approvals, 2 faults                          | 1,000, 1,000, 30                       |
 
 `network` to `queue_load` run here on PostgreSQL and Valkey, and at full size on Redis as well; `stuck_row` is about
-PostgreSQL alone. `waiters`, `turnover` and the last ten run on SQLite too, `heartbeats`, `deploy` and
-`generations` also on MariaDB.
+PostgreSQL alone. `waiters`, `turnover` and `load`, and all after it, run on SQLite too; `heartbeats`, `deploy`,
+`generations`, `streams` and `answers` also on MariaDB.
 
 Campaigns that drive runs or take long are in test_small_size_runs.py, so that the two files can run in parallel.
 """

@@ -28,6 +28,7 @@ def program(chance: random.Random, depth: int = 3) -> list:
             ["sleep", chance.choice([0, 1, 5])],
             ["signal", chance.choice(LETTERS)],
             ["fail", chance.randrange(100)],
+            ["details", chance.randrange(100)],
             ["chance"],
         ])  # fmt: skip
     kind = chance.choice(["seq", "seq", "gather", "gather", "first", "timeout", "child", "queue", "patched"])
@@ -66,6 +67,7 @@ def _part(chance: random.Random, depth: int, space: str, rules: _Rules) -> list:
             ["step", chance.getrandbits(30), chance.choice([0, 0, 1, 4])],
             ["sleep", chance.choice([0, 1, 5])],
             ["fail", chance.randrange(100)],
+            ["details", chance.randrange(100)],
             ["chance"],
         ]
         if not rules.timeless:
@@ -125,6 +127,7 @@ class Interpreter:
 
     def __init__(self, ctx: Context, child: Workflow) -> None:
         self.ctx, self.child = ctx, child
+        self.details = SEEN.details[ctx.run_id, ctx.generation] = []
 
     async def step(self, value: int, pause: float) -> int:
         self.ctx.stream("code").write(["calls", value])
@@ -155,6 +158,10 @@ class Interpreter:
                     return await self.signal(parts[0])
                 except TimeoutError:
                     return "nobody"
+            case "details":
+                await ctx.set_details({"value": parts[0]})
+                self.details.append({"value": parts[0]})
+                return None
             case "chance":
                 return [ctx.random(), str(ctx.uuid4()), ctx.now() == ctx.now()]
             case "seq":
@@ -198,12 +205,15 @@ class Seen:
 
     `effects` are the arguments of step bodies by idempotency key. `reads` are the signals that were read by the code of
     a generation that was begun last: code that was begun before has not recorded what it read otherwise. Likewise
-    `answers` are its replies to updates, and `approvals` the outcomes of its requests: by whom, or None for a timeout.
+    `answers` are its replies to updates, `approvals` the outcomes of its requests (by whom, or None for a timeout),
+    `details` what it has set, one after the other, and `written` what it has written to its stream "code".
     """
 
     def __init__(self) -> None:
         self.answers: dict[tuple[str, int], dict[int, str]] = {}
         self.approvals: dict[tuple[str, int], dict[str, str | None]] = {}
+        self.details: dict[tuple[str, int], list[dict[str, int]]] = {}
+        self.written: dict[tuple[str, int], list[int]] = {}
         self.effects: dict[str, set[tuple[str, int, tuple[int, ...]]]] = defaultdict(set)
         self.reads: dict[tuple[str, int], list[tuple[str, int]]] = {}
 
@@ -236,6 +246,7 @@ class GenerationInterpreter(Interpreter):
         super().__init__(ctx, child)
         self.plan, self.n, self.trail = given["plan"], given.get("n", 0), given.get("trail", [])
         self.reads = SEEN.reads[ctx.run_id, ctx.generation] = []
+        self.written = SEEN.written[ctx.run_id, ctx.generation] = []
         self.answers = SEEN.answers[ctx.run_id, ctx.generation] = {}
         self.approvals = SEEN.approvals[ctx.run_id, ctx.generation] = {}
 
@@ -246,6 +257,8 @@ class GenerationInterpreter(Interpreter):
             SEEN.effects[current_step().idempotency_key].add((run, generation, (n, value)))
             return await effect(value, pause)
 
+        self.ctx.stream("code").write(value)
+        self.written.append(value)
         return await self.ctx.step(f"effect-{value}", noted, self.n, value, pause, **watched(value))
 
     async def signal(self, name: str) -> object:

@@ -2,13 +2,16 @@
 
 A run is started, or begins with a signal (`start_or_signal`). It continues as new at random places, and because of
 unread signals. While it runs, signals are sent to it, some of them twice, and the worker that drives it loses its lease
-just before or just after a commit, as if it had been killed there. At the end
+just before or just after a commit, as if it had been killed there. After some of these crashes the engine has a release
+that cannot read the input of any run: each run that it claims is blocked, until the release is rolled back. At the end
 
 - the stored history replays to the result that was stored,
 - each idempotency key was used by one generation, with the same arguments each time,
 - each update that was answered has one answer, which its senders got, and the code gave,
 - each answer to a request for an approval that was accepted was received, or the run did not wait for it to its end,
 - each accepted signal was read once, in the order in which those of its name were sent, or is unread,
+- the details of the run are those that its code has set last, in whichever generation,
+- its code has written each item to its stream once, and each step that completed has its items there, in order,
 - a program whose result does not depend on time has the result and the effects that it has without a crash,
 - a fork of the run from a random step ends as the run did,
 - a run that replaces it leaves it as it was, under its other id, and keeps the same promises,
@@ -24,18 +27,21 @@ import asyncio
 import os
 import random
 from contextlib import closing, suppress
+from copy import copy
 
 from random_programs import BY_UNREAD, LETTERS, ON_UNREAD, SEEN, plan, without_random_values
+from stream_checks import check_items_of_steps, items_of_code
 from waiting import eventually_async
 
 from holdfast import WorkflowFailed
 from holdfast.commands import ForceRelease
 from holdfast.commands.runs import ReadRun
-from holdfast.errors import ApprovalNotOpen, InvalidOption, RunEnded, UnknownRun, UpdateTimeout
+from holdfast.errors import ApprovalNotOpen, InvalidOption, RunEnded, RunLocked, UnknownRun, UpdateTimeout
 from holdfast.rules.runs.record import worker_key
 from holdfast.runtime import failpoints
 from holdfast.stores import open_store
 from holdfast.workflow import journal as j
+from holdfast.workflow.blocking_code import BlockingCodeWatch
 from holdfast.workflow.continuing import unread_signals
 from holdfast.workflow.history_check import check_history
 from holdfast.workflow.queries import result_of
@@ -64,6 +70,7 @@ class Crashes:
     def __init__(self, engine, url: str, at: set[int]) -> None:
         self.engine, self.url, self.at = engine, url, set(at)
         self.reached, self.points = 0, []
+        self.good, self.blocked = dict(engine._workflows), 0
 
     def __call__(self, point: str) -> None:
         """Called by a thread that sends commands, so that nothing is sent or answered meanwhile."""
@@ -76,7 +83,28 @@ class Crashes:
         release = ForceRelease(key=worker_key(worker.id), by="test", reason="crash")
         with closing(open_store(self.url, namespace="default")) as store, closing(store.connect("commands")) as direct:
             direct.execute([release])
+        if len(self.points) % 2:  # the first crash, the third one, ...
+            worker._loop.call_soon_threadsafe(self.deploy_badly)
         worker._loop.call_soon_threadsafe(worker._lost, lease)
+
+    def deploy_badly(self) -> None:
+        """From now on no claimed run fits."""
+        for kind, flow in self.good.items():
+            bad = copy(flow)
+            bad.input_type = int
+            self.engine._workflows[kind] = bad
+
+    async def roll_back(self) -> None:
+        """Have the release that fits again as soon as a run is blocked, and let all blocked runs be tried."""
+        while True:
+            runs = (await self.engine.list(status="blocked")).runs
+            if runs:
+                self.blocked += len(runs)
+                self.engine._workflows.update(self.good)
+            for run in runs:
+                with suppress(RunLocked, RunEnded):
+                    await self.engine.retry(run.id)
+            await asyncio.sleep(0.01)
 
 
 class NoEffects:
@@ -84,8 +112,14 @@ class NoEffects:
 
     refused = None
 
+    def __init__(self):
+        self.watch = BlockingCodeWatch()  # not started
+
     def __getattr__(self, name):
         raise AssertionError(f"a finished history asks for {name}")
+
+    def blocking(self, seconds, line):
+        """Nothing else runs here."""
 
     def dropped(self, call):
         """A step that is no longer awaited is part of the history."""
@@ -189,7 +223,7 @@ LIVING = ("queued", "pending", "running", "suspended", "blocked")
 async def replayed(engine, name: str) -> tuple[object, set[int]]:
     """The result of the replay of the last generation of a run, and the numbers of the signals that it left unread."""
     claim = (await engine._worker.execute(ReadRun(run=name, history=True))).claim
-    flow = engine._workflows[claim.run.type]
+    flow = next(one for one in BY_UNREAD.values() if one.type == claim.run.type)
     code = Replay(claim.run, flow, NoEffects(), max_bytes=2**20, transactional=False)
     done = asyncio.Event()
 
@@ -244,6 +278,27 @@ def check_requests(name: str, answers: dict[int, str], decided: dict[str, str]) 
             assert received in (by, "waits", "not reached again"), (decision, by, received)
 
 
+async def check_details(engine, name: str, after: int = 0) -> None:
+    """The details are those that the code has set last, in one of the generations above `after`."""
+    run = await engine.get(name)
+    found = [SEEN.details.get((name, generation), []) for generation in range(after + 1, run.generation + 1)]
+    values = [value for one in found for value in one]
+    assert run.details == (values[-1] if values else None), values
+
+
+async def check_streams(engine, name: str, after: int = 0) -> None:
+    """The code of each generation above `after` has written each item once, and completed steps all of theirs."""
+    items = await items_of_code(engine, name)
+    run = await engine.get(name)
+    written = [
+        (generation, value)
+        for generation in range(after + 1, run.generation + 1)
+        for value in SEEN.written.get((name, generation), ())
+    ]
+    assert [(item.generation, item.value) for item in items] == written
+    await check_items_of_steps(engine, name)
+
+
 async def check_fork(engine, name: str, fork: str, chance: random.Random, *, timeless: bool) -> None:
     """A fork from a random step of the last generation ends, and as the run did if time makes no difference."""
     history = await engine.export(name)
@@ -269,6 +324,7 @@ async def check_copy(engine, name: str) -> None:
     copy = await engine.export(f"i{name}")
     assert (copy.run.status, copy.run.result) == (history.run.status, history.run.result)
     assert (copy.run.generation, copy.entries[0]) == (history.run.generation, history.entries[0])
+    assert copy.run.details == history.run.details
     assert sum(map(len, SEEN.effects.values())) == effects
 
 
@@ -278,6 +334,8 @@ async def check_replaced(engine, flow, given: dict, name: str, chance: random.Ra
     _, accepted = await play(engine, flow, given, name, chance, base=100)
     _, unread = await replayed(engine, name)
     check_signals(name, accepted, unread, after=before.run.generation)
+    await check_details(engine, name, after=before.run.generation)
+    await check_streams(engine, name, after=before.run.generation)
     run = await engine.get(name)
     assert run.replaces == f"{name}~{before.run.generation}"
     assert run.generation > before.run.generation
@@ -299,8 +357,8 @@ async def check_purge(engine, name: str) -> None:
     raise AssertionError(f"{name} was not purged")
 
 
-async def check_program(engine, url: str, seed: int, monkeypatch, at: set[int] | None = None) -> int:
-    """Play one program with crashes, and compare it with itself without. Returns how many failpoints it reached."""
+async def check_program(engine, url: str, seed: int, monkeypatch, at: set[int] | None = None) -> Crashes:
+    """Play one program with crashes, and compare it with itself without."""
     chance = random.Random(seed)
     timeless = chance.random() < 0.4
     flow = BY_UNREAD["keep" if timeless else chance.choice(ON_UNREAD)]
@@ -310,10 +368,13 @@ async def check_program(engine, url: str, seed: int, monkeypatch, at: set[int] |
     crashes = Crashes(engine, url, at)
     what = f"seed {seed}, crashes at {sorted(at)}: {flow.name} {given}"
     monkeypatch.setattr(failpoints, "reached", crashes)
+    rolling_back = asyncio.create_task(crashes.roll_back())
     try:
         end, accepted = await play(engine, flow, given, name, chance)
         _, unread = await replayed(engine, name)
         check_signals(name, accepted, unread)
+        await check_details(engine, name)
+        await check_streams(engine, name)
         assert (await engine.get(name)).locks == ()
         check_history(flow, await engine.export(name))
         effects = SEEN.of(name)
@@ -334,9 +395,11 @@ async def check_program(engine, url: str, seed: int, monkeypatch, at: set[int] |
         error.add_note(f"{what}\ncrashed {crashes.points}")
         raise
     finally:
+        rolling_back.cancel()
+        engine._workflows.update(crashes.good)
         monkeypatch.setattr(failpoints, "reached", None)
         SEEN.clear()
-    return crashes.reached
+    return crashes
 
 
 def test_a_random_program_of_generations_with_crashes_has_the_right_effects_and_loses_no_signal(
@@ -355,11 +418,12 @@ def test_a_random_program_of_generations_survives_a_crash_at_each_of_its_commits
 
     async def scenario():
         async with engine_on(url, list(BY_UNREAD.values()), worker_ttl=60) as engine:
-            crashes, seed = 0, EVERY_COMMIT
+            crashes, blocked, seed = 0, 0, EVERY_COMMIT
             while crashes < 4 * len(programs(url)):
-                points = await check_program(engine, url, seed, monkeypatch, at=set())
+                points = (await check_program(engine, url, seed, monkeypatch, at=set())).reached
                 for point in range(1, points + 1):
-                    await check_program(engine, url, seed, monkeypatch, at={point})
+                    blocked += (await check_program(engine, url, seed, monkeypatch, at={point})).blocked
                 crashes, seed = crashes + points, seed + 1
+            assert blocked, "some run was claimed by the release that does not fit"
 
     asyncio.run(scenario())

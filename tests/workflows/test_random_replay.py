@@ -14,7 +14,8 @@ import random
 from contextlib import suppress
 
 import pytest
-from random_programs import Interpreter, depends_on_time, program, without_random_values
+from random_programs import SEEN, Interpreter, depends_on_time, program, without_random_values
+from stream_checks import check_items_of_steps, items_of_code
 
 from holdfast import Context, workflow
 from holdfast.commands import ForceRelease
@@ -22,7 +23,6 @@ from holdfast.commands.runs import ReadRun
 from holdfast.errors import RunEnded
 from holdfast.rules.runs.outcomes import RunSeen
 from holdfast.rules.runs.record import worker_key
-from holdfast.workflow import journal as j
 from holdfast.workflow.blocking_code import BlockingCodeWatch
 from holdfast.workflow.history_check import check_history
 from holdfast.workflow.queries import result_of
@@ -100,23 +100,21 @@ async def replayed(engine, name: str) -> tuple[object, object]:
     assert code.done
     result = code.root.result()
     await check_streams(engine, name, code)
+    await check_details(engine, name)
     code.leave()
     return result_of(claim.run, object), result
 
 
 async def check_streams(engine, name: str, code: Replay) -> None:
     """Workflow code has written each item once; what the last attempt of each completed step wrote is there."""
-    written = [item async for item in engine.stream(name, "code")]
-    assert [item.index for item in written] == list(range(len(written))), "each once, in their order"
-    assert len(written) == code.streams.count("code")
-    by_step: dict[str, list] = {}
-    async for item in engine.stream(name, "steps"):
-        earlier = by_step.setdefault(item.step, [])
-        by_step[item.step] = [*(one for one in earlier if not item.replaces(one)), item]
-    for entry in map(j.decode_entry, (await engine.export(name)).entries[1:]):
-        if isinstance(entry, j.StepDone) and entry.id.startswith("effect"):
-            value = int(bytes(entry.value))
-            assert [item.value for item in by_step[entry.id]] == [[value, "begin"], [value, "end"]]
+    assert len(await items_of_code(engine, name)) == code.streams.count("code")
+    await check_items_of_steps(engine, name)
+
+
+async def check_details(engine, name: str) -> None:
+    """The details of a run are what its code has set last: the code that was replayed, since it began last."""
+    found = SEEN.details[name, 1]
+    assert (await engine.get(name)).details == (found[-1] if found else None)
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
