@@ -105,8 +105,8 @@ HEARTBEATS_OF_STEPS = [
     Mutant(
         "a silent step goes on",
         "workflow/step_heartbeats.py",
-        "        if left > 0:\n            self._host.later(left, self._check)\n",
-        "        if left > -60:\n            self._host.later(max(left, 0.1), self._check)\n",
+        '        if left > 0:\n            self._later("check", left, self._check)\n',
+        '        if left > -60:\n            self._later("check", max(left, 0.1), self._check)\n',
         (HEARTBEATS + "test_the_error_of_a_silent_step_names_the_heartbeat",),
     ),
 ]

@@ -9,6 +9,7 @@ left its run.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -160,6 +161,7 @@ class AttemptHeartbeats:
         self._begun: Stored | None = None
         self._closed: Stored | None = None
         self._silent: Callable[[], None] | None = None
+        self._timers: dict[str, asyncio.TimerHandle] = {}
 
     def __repr__(self) -> str:
         return f"<heartbeats of {self._command.step}, attempt {self._command.attempt}>"
@@ -220,12 +222,22 @@ class AttemptHeartbeats:
             return
         left = self._beaten_at + self._timeout - elapsed()
         if left > 0:
-            self._host.later(left, self._check)
+            self._later("check", left, self._check)
         else:
             self._silent()
 
+    def _later(self, what: str, seconds: float, call: Callable[[], None]) -> None:
+        """Call this later, unless the attempt has ended by then: its timers do not outlive it."""
+        self._timers[what] = asyncio.get_running_loop().call_later(seconds, call)
+
+    def _cancel_timers(self) -> None:
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+
     def close(self, closed: Stored, *, send: bool) -> None:
         """Take nothing more; with `send`, store what is not stored yet. Then call `closed`."""
+        self._cancel_timers()
         with self._lock:
             refused = self._why == "refused"
             self._why = self._why or "over"
@@ -243,14 +255,17 @@ class AttemptHeartbeats:
 
     def abort(self, why: str) -> None:
         """Take nothing more, and send nothing more."""
+        self._cancel_timers()
         with self._lock:
             self._why, self._aborted = self._why or why, True
 
     def _send_when_due(self) -> None:
         """Send a heartbeat as soon as the pause after the last one is over."""
+        if self._why:
+            return
         pause = self._sent_at + self._pause - elapsed()
         if pause > 0:
-            self._host.later(pause, self._send_if_open)
+            self._later("send", pause, self._send_if_open)
         else:
             self._send_if_open()
 

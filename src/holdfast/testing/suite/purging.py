@@ -175,6 +175,12 @@ class PurgeTests(RunTests):
 
     # -- removing -----------------------------------------------------------------------------------------------
 
+    def test_a_child_that_is_started_for_a_worker_is_in_the_tree_of_its_root(self) -> None:
+        self.add_worker()
+        self.ask(start("p", worker="w.1"), Started)
+        self.ask(start("c", worker="w.1", parent="p", root="p"), Started)
+        assert self.ask(p.LookAtTree(root="p", before=self.later()), TreeSeen).runs == 1
+
     def test_a_purged_run_is_absent_for_every_command_and_its_id_and_key_are_free(self) -> None:
         run = self.ended(key="k", attributes={"n": 1})
         assert self.purge("r") == Purged(trees=1, runs=1)
