@@ -23,6 +23,7 @@ import runs
 import signals_and_claims
 import sleepers
 import states
+import streams
 import wakeups
 
 PACKAGES = (
@@ -53,6 +54,7 @@ PARTS = {
     "runs": runs,
     "signals_and_claims": signals_and_claims,
     "sleepers": sleepers,
+    "streams": streams,
     "other_stores": other_stores,
 }
 

@@ -6,6 +6,7 @@ from .runner import Mutant
 
 SUITE = "tests/stores/test_conformance.py::TestMemory::"
 STREAMS = "tests/workflows/test_streams.py::"
+PACE = "tests/workflows/test_stream_pace.py::"
 
 STREAM_RULES = [
     Mutant(
@@ -124,6 +125,20 @@ STREAMING = [
         "        return self.end is not None and not self._children.busy and not self._steps.streaming\n",
         "        return self.end is not None and not self._children.busy\n",
         (STREAMS + "test_the_items_of_a_step_that_nobody_waits_for_are_stored_before_the_run_ends",),
+    ),
+    Mutant(
+        "items wait long for a batch",
+        "workflow/step_streams.py",
+        "PAUSE = 0.02\n",
+        "PAUSE = 0.2\n",
+        (PACE + "test_each_item_is_sent_within_50_ms_and_many_go_together",),
+    ),
+    Mutant(
+        "each item is a batch of its own",
+        "workflow/step_streams.py",
+        "PAUSE = 0.02\n",
+        "PAUSE = 0.0\n",
+        (PACE + "test_each_item_is_sent_within_50_ms_and_many_go_together",),
     ),
     Mutant(
         "a thread writes after the timeout of its step",
