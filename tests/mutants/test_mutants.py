@@ -9,6 +9,7 @@ import pytest
 
 from .blocking import BLOCKING
 from .cas import CAS_CORE
+from .children import CHILDREN
 from .clients import ABOVE
 from .dynamodb import DYNAMODB
 from .executor import EXECUTOR
@@ -55,6 +56,7 @@ MUTANTS = [
     *FORKING,
     *STREAMING,
     *REQUESTS,
+    *CHILDREN,
     *PURGING,
     *OF_THE_ENGINE,
     *OF_THE_WORKER,

@@ -14,13 +14,13 @@ number of random histories.
 
 from __future__ import annotations
 
+from .suite.children import ChildTests
 from .suite.clients import ClientTests
 from .suite.commands import CommandTests
 from .suite.histories import HistoryTests
 from .suite.paging import PagingTests
 from .suite.purging import PurgeTests
 from .suite.records import RecordTests
-from .suite.requests import RequestTests
 from .suite.resends import ResendTests
 from .suite.slots import SlotTests
 from .suite.streams import StreamTests
@@ -33,7 +33,7 @@ class StoreConformance(
     RecordTests,
     PurgeTests,
     StreamTests,
-    RequestTests,
+    ChildTests,
     PagingTests,
     HistoryTests,
     ClientTests,

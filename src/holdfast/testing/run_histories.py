@@ -28,7 +28,7 @@ from ..rules.runs.outcomes import (
     Started,
     UpdateSeen,
 )
-from ..rules.runs.record import Continue, Ending, Finish, NewRun, OnExisting, Park, Past, Run, RunEvent, Scalar
+from ..rules.runs.record import Continue, Ending, Finish, NewRun, OnExisting, Parent, Park, Past, Run, RunEvent, Scalar
 from ..rules.runs.repository import RunFilter
 from ..rules.runs.requests import NO_REQUESTS, NewApproval, Reply, RunRequests
 from ..rules.runs.stream_records import CodeItems
@@ -383,7 +383,8 @@ class RunHistoryGenerator:
             payload=pick.choice(["null", '{"a":[1,2.50]}', '"\\u0000 é 😀"']),
             key=pick.choice(["", "", "k1", "k2"]),
         )
-        return r.PostEvent(run=pick.choice([self._any_id(), self._any_id(), "nobody"]), event=event)
+        parent = pick.choice([None, None, None, Parent(pick.choice(self.ids), pick.choice([1, 1, 2]))])
+        return r.PostEvent(run=pick.choice([self._any_id(), self._any_id(), "nobody"]), event=event, parent=parent)
 
     def _revive(self) -> c.Command:
         pick = self.random

@@ -1,23 +1,25 @@
-"""The children of a run, for its driver: cancels that must be delivered, and children of earlier attempts.
+"""The children of a run, for its driver: cancels and signals that must be delivered, and children of earlier attempts.
 
-A cancel is sent again until it is answered, and a run does not end before that. From the second attempt of a workflow
-on, a child may exist already. If it has not ended, the run waits for it; if it has completed, it keeps its result;
-any other child is restarted. A child that another run has started is refused, also if that run was the same code in
-another attempt.
+A cancel is sent again until it is answered, and a run does not end before that; likewise signals (child_signals.py).
+From the second attempt of a workflow on, a child may exist already. If it has not ended, the run waits for it; if it
+has completed, it keeps its result; any other child is restarted. A child that another run has started is refused, also
+if that run was the same code in another attempt.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ..commands.runs import PostEvent, ReadRun
 from ..errors import HoldfastError, RunExists, RunLocked, StoreUnavailable, WorkflowLimitExceeded
 from ..rules.lock_outcomes import Outcome
 from ..rules.runs.outcomes import Posted, RunRefused, RunSeen
-from ..rules.runs.record import NewRun, Run, RunEvent, ended_key, workflow_of
+from ..rules.runs.record import NewRun, Run, RunEvent, ended_key, parent_of, workflow_of
 from ..runtime.flows import Flow, send
 from .attempts import first_that_differs, same_but_for_attempts
+from .child_signals import ChildEnd, ChildSignals
+from .context import StepCall
 from .driver_host import DriverHost, EarlierAttempts, Reclaimed
 from .queries import RunQueries
 from .recorder import Barrier
@@ -43,6 +45,7 @@ class Children:
         self._cancels: deque[tuple[Barrier, str]] = deque()
         self._unanswered = 0
         self._left = False
+        self._signals = ChildSignals(host, code, settled, refused)
         self.reclaiming = 0
         """How many children are being looked up that an earlier attempt may have started."""
         self.ended: set[str] = set()
@@ -51,7 +54,7 @@ class Children:
     @property
     def busy(self) -> bool:
         """Whether a command must be answered before the run may be parked or ended."""
-        return bool(self._cancels or self._unanswered or self.reclaiming)
+        return bool(self._cancels or self._unanswered or self.reclaiming or self._signals.busy)
 
     def cancel(self, child: str, barrier: Barrier) -> None:
         """Cancel a child as soon as this barrier is reached."""
@@ -68,6 +71,14 @@ class Children:
                 self._unanswered += 1
                 self._cancel(child)
 
+    def signal(self, call: StepCall, answered: Callable[[StepCall, ChildEnd | None], None]) -> None:
+        """Send the signal of a step; its barrier is reached, so the child is stored or was refused."""
+        self._signals.send(call, answered)
+
+    def signal_again(self, calls: Sequence[StepCall]) -> None:
+        """Send signals that the run of which this one is a fork has sent, to the children of this run."""
+        self._signals.send_all(calls)
+
     def give_up(self, stored_with: dict[str, Barrier]) -> None:
         """The run fails, and starts no further child: cancel the children that are stored or are being stored.
 
@@ -82,6 +93,7 @@ class Children:
         """Send no further command, and ignore late answers."""
         self._left = True
         self._cancels.clear()
+        self._signals.leave()
 
     def _cancel(self, child: str) -> None:
         run, attempt = self._code.run.id, self._code.attempt
@@ -103,7 +115,8 @@ class Children:
             self._settled()
 
         if not self._left:
-            self._host.send(PostEvent(run=child, event=RunEvent(kind="cancel", key=key)), answered)
+            event = RunEvent(kind="cancel", key=key)
+            self._host.send(PostEvent(run=child, event=event, parent=parent_of(self._code.run)), answered)
 
     def reclaim(self, new: NewRun) -> None:
         """Look up whether an earlier attempt has started this child, and prepare it for this attempt."""

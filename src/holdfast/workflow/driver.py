@@ -32,8 +32,10 @@ from ..rules.runs.outcomes import AnsweredMeanwhile, Blocked, Claim, Recorded, R
 from ..rules.runs.record import Continue, End, Ending, Finish, NewRun, Park, Run, RunEvent, workflow_of
 from ..runtime.codec import encode_value
 from . import journal as j
+from .child_signals import ChildEnd
 from .children import Children
 from .context import SlotWork, StepCall
+from .context_children import ChildSignal
 from .continuing import continues, may_continue, next_generation, unread_error, unread_signals
 from .definition import Workflow
 from .driver_host import DriverHost
@@ -130,6 +132,9 @@ class Driver:
                 self.reclaim(new)
         if not code.unstarted and code.attributes is None and code.details is None:
             self._recorder.writes_are_stored()
+        if code.signals_again:
+            signals, code.signals_again = code.signals_again, []
+            self._effect(partial(self._children.signal_again, signals))
         for call in code.calls.values():
             self.called(call)
 
@@ -547,6 +552,9 @@ class Driver:
         code = self._code
         if code.calls.get(call.id) is not call:
             return
+        if isinstance(call.function, ChildSignal):
+            self._children.signal(call, self._signalled)
+            return
         if call.attempts == 0 and (tried := code.tries.pop(call.id, None)) is not None:  # before this replay
             call.attempts = tried.attempts
             if tried.again_at > self.host.now():
@@ -568,6 +576,11 @@ class Driver:
                 self._deliver_new(entry)
 
         self._deliver_when_free(deliver)
+
+    def _signalled(self, call: StepCall, answer: ChildEnd | None) -> None:
+        """A signal to a child was sent; with an answer, it was not, because the child has ended."""
+        if not call.future.done():
+            self._step_reported(call, self._steps.done(call, answer))
 
     # -- transactions -----------------------------------------------------------------------------------
 

@@ -19,8 +19,9 @@ from . import journal as j
 from .attempts import is_marked, marked
 from .code_streams import CodeStreams
 from .context import Context, Received, SlotWork, StepCall, untaken_signals
+from .context_children import ChildSignal, signal_of
 from .continuing import ContinueAsNew
-from .definition import Workflow, current_context
+from .definition import ONCE, Workflow, current_context
 from .failures import step_failed
 from .loop import WorkflowLoop
 from .patches import Patches, begins_here
@@ -120,6 +121,8 @@ class Replay:
         """Events up to this number belong to earlier attempts."""
         self.after_others = self.restarted = False
         """Whether earlier attempts, of this run or of one above it, or a removed history may have started children."""
+        self.signals_again: list[StepCall] = []
+        """Signals that the run of which this one is a fork has sent to children that this run starts again."""
         self.unclaimed: set[str] = set()
         """Children that are being looked up: an earlier attempt may have left them for this one."""
         self.input_unreadable = False
@@ -161,6 +164,7 @@ class Replay:
         self.attempt = 1 + len(again)
         self.forked = entries[0] if entries and isinstance(entries[0], j.Forked) else None
         self._inherits = self.forked is not None
+        self.signals_again = []
         self.loop.now = self._beginning(entries)
         self.replay_locks = ReplayLocks(self)
         self.patches = Patches(self, entries[start:], fresh=begins_here(self.run, texts))
@@ -178,6 +182,7 @@ class Replay:
             self._inherits = self.forked is not None and index <= self.forked.kept
             self.deliver(entries[index])
         self._inherits = False
+        self.signals_again = [call for call in self.signals_again if signal_of(call).child in self._children]
         self.unstarted = [new for new in self.unstarted if new.id in self._children]
         if self.attributes == self.run.attributes:
             self.attributes = None
@@ -237,7 +242,7 @@ class Replay:
         """Whether the code has ended."""
         return self.root is None or self.root.done()
 
-    def deliver(self, entry: j.AnyEntry) -> None:  # noqa: PLR0912  (one for each kind of entry)
+    def deliver(self, entry: j.AnyEntry) -> None:  # noqa: C901, PLR0912  (one for each kind of entry)
         """Deliver an entry to the code, and run the code until it waits again."""
         self.loop.now = max(self.loop.now, entry.at)
         if isinstance(entry, NOTES):
@@ -247,6 +252,8 @@ class Replay:
             case j.StepDone():
                 call = self._call_of(entry.id, entry.args)
                 what = f"the result of the step {call.id!r}"
+                if self._inherits and isinstance(call.function, ChildSignal) and bytes(entry.value) == b"null":
+                    self.signals_again.append(call)
                 _resolve(call.future, decode_value(entry.value, call.output, what=what))
             case j.StepLost():
                 error = step_failed(entry.id, entry.error, entry.attempts)
@@ -405,6 +412,27 @@ class Replay:
             **more,
         )
         self.calls[call.id] = call
+        if not self.replaying:
+            self._effects.called(call)
+        return call
+
+    def signal_child(self, signal: ChildSignal, id: str) -> StepCall:
+        """The code sends a signal to a child."""
+        function: Any = signal
+        call = StepCall(
+            id=id,
+            name=id,
+            function=function,
+            args=(),
+            options={},
+            arguments=j.arguments_hash((signal.name, signal.payload), {}),
+            output=Any,
+            retry=ONCE,
+            timeout=None,
+            transaction=False,
+            future=self.loop.create_future(),
+        )
+        self.calls[id] = call
         if not self.replaying:
             self._effects.called(call)
         return call

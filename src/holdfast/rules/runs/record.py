@@ -457,6 +457,18 @@ def identity_of(run: Run) -> str:
     return f"{without_generation(run.id)}@{run.first}"
 
 
+class Parent(msgspec.Struct, frozen=True, array_like=True):
+    """The run that has started another one, and the generation with which it began."""
+
+    id: str
+    first: int = 1
+
+
+def parent_of(run: Run) -> Parent:
+    """What children of this run have as their parent."""
+    return Parent(run.id, run.first)
+
+
 def is_child_of(run: Run, parent: Run) -> bool:
     """Whether a run was started by this one, and not by a run that had its id before."""
     return run.parent == parent.id and run.parent_first == parent.first
