@@ -139,7 +139,7 @@ def test_the_engine_the_context_and_the_handle_have_these_methods():
     assert public(RunHandle) == ["cancel", "info", "result", "signal", "status", "stream", "update"]
     assert public(ChildHandle) == ["cancel", "result", "signal"]
     assert public(Context) == [
-        "approve", "call", "child", "continue_as_new", "deprecate_patch", "history_length",
+        "approve", "call", "cancel_reason", "child", "continue_as_new", "deprecate_patch", "history_length",
         "locks", "mutex", "now", "patched", "random", "rwlock", "semaphore",
         "set_attributes", "set_details", "signals", "sleep", "sleep_until", "start_child", "step", "stream",
         "transaction", "updates", "uuid4", "wait_for_signal",

@@ -39,4 +39,11 @@ CHILDREN = [
             SUITE + "test_an_event_of_a_run_is_refused_after_its_child_was_replaced",
         ),
     ),
+    Mutant(
+        "the reason of a later cancel replaces that of the first one",
+        "rules/runs/record.py",
+        "    if run.cancelling or run.cancelled_by is not None:\n        return run\n",
+        "",
+        (SUITE + "test_the_reason_of_the_first_cancel_is_kept_until_a_retry",),
+    ),
 ]

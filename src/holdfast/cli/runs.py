@@ -68,12 +68,13 @@ runs.add_command(purge_runs)
 
 @runs.command()
 @click.argument("run_id", metavar="RUN")
+@click.option("--reason", help="Why it is cancelled: shown with the run, to its code, and to callers that wait for it.")
 @common
 @pass_settings
-def cancel(settings: Settings, run_id: str) -> None:
+def cancel(settings: Settings, run_id: str, *, reason: str | None) -> None:
     """Request that a run stops, in whichever process it is driven. Its `finally` blocks have 30 s."""
     with open_runs(settings) as hf:
-        hf.runs.cancel(run_id)
+        hf.runs.cancel(run_id, reason=reason)
         found = read_run(hf, run_id)
         workers = _next_worker(hf, found.claim.run)
     info = found.info

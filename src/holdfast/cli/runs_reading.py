@@ -141,6 +141,7 @@ def run_document(found: RunInfo) -> dict[str, Any]:
         "replaces": found.replaces,
         "replaced_by": found.replaced_by,
         "details": found.details,
+        "cancel_reason": found.cancel_reason,
         "cancelled_by": None if found.cancelled_by is None else msgspec.structs.asdict(found.cancelled_by),
     }
 

@@ -245,8 +245,9 @@ def _show_details(found: RunSnapshot, waits: Waits) -> None:
         print_line(f"  replaces an ended run, which is kept as {info.replaces}")
     if info.replaced_by is not None:
         print_line(f"  was replaced: the run {info.replaced_by} began in its place, so it cannot be retried")
-    if info.cancelled_by is not None:
-        print_line(f"  was cancelled by a limit: {info.cancelled_by}")
+    if info.cancel_reason is not None:
+        by = "was cancelled by a limit" if info.cancelled_by is not None else "its cancellation was requested"
+        print_line(f"  {by}: {info.cancel_reason}")
     if info.parent is not None:
         print_line(f"  child of {info.parent}")
     if (origin := origin_of(claim)) is not None:

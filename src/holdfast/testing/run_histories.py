@@ -380,7 +380,7 @@ class RunHistoryGenerator:
         event = RunEvent(
             kind=pick.choice(["signal", "signal", "signal", "cancel"]),
             name=pick.choice(["paid", "sent"]),
-            payload=pick.choice(["null", '{"a":[1,2.50]}', '"\\u0000 é 😀"']),
+            payload=pick.choice(["null", '{"reason":"no \\u0000 é 😀"}', '{"a":[1,2.50]}', '"\\u0000 é 😀"']),
             key=pick.choice(["", "", "k1", "k2"]),
         )
         parent = pick.choice([None, None, None, Parent(pick.choice(self.ids), pick.choice([1, 1, 2]))])

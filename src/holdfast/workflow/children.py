@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from ..commands.runs import PostEvent, ReadRun
 from ..errors import HoldfastError, RunExists, RunLocked, StoreUnavailable, WorkflowLimitExceeded
 from ..rules.lock_outcomes import Outcome
+from ..rules.runs.cancel_reasons import cancel_payload, parent_reason
 from ..rules.runs.outcomes import Posted, RunRefused, RunSeen
 from ..rules.runs.record import NewRun, Run, RunEvent, ended_key, parent_of, workflow_of
 from ..runtime.flows import Flow, send
@@ -42,7 +43,7 @@ class Children:
         """`settled` is called when a command was answered, `refused` when this process must leave the run."""
         self._host, self._code, self._settled, self._refused = host, code, settled, refused
         self._gave_up = False
-        self._cancels: deque[tuple[Barrier, str]] = deque()
+        self._cancels: deque[tuple[Barrier, str, str]] = deque()
         self._unanswered = 0
         self._left = False
         self._signals = ChildSignals(host, code, settled, refused)
@@ -56,9 +57,9 @@ class Children:
         """Whether a command must be answered before the run may be parked or ended."""
         return bool(self._cancels or self._unanswered or self.reclaiming or self._signals.busy)
 
-    def cancel(self, child: str, barrier: Barrier) -> None:
-        """Cancel a child as soon as this barrier is reached."""
-        self._cancels.append((barrier, child))
+    def cancel(self, child: str, barrier: Barrier, reason: str = "") -> None:
+        """Cancel a child as soon as this barrier is reached, for this reason if there is one."""
+        self._cancels.append((barrier, child, reason))
 
     def send(self, reached: Callable[[Barrier], bool]) -> None:
         """Send the cancels whose barrier is reached, except to children that were refused: their ids are other runs'.
@@ -66,10 +67,10 @@ class Children:
         A child that is being looked up may still be refused, so its cancel waits.
         """
         while self._cancels and reached(self._cancels[0][0]) and self._cancels[0][1] not in self._code.unclaimed:
-            _, child = self._cancels.popleft()
+            _, child, reason = self._cancels.popleft()
             if child not in self._code.taken:
                 self._unanswered += 1
-                self._cancel(child)
+                self._cancel(child, cancel_payload(parent_reason(self._code.run.id, reason)))
 
     def signal(self, call: StepCall, answered: Callable[[StepCall, ChildEnd | None], None]) -> None:
         """Send the signal of a step; its barrier is reached, so the child is stored or was refused."""
@@ -85,8 +86,8 @@ class Children:
         All others are not children of this run: their ids may be those of other runs.
         """
         never = {new.id for new in self._code.unstarted} | self._code.unclaimed
-        left = [child for _, child in self._cancels if child not in never or child in stored_with]
-        self._cancels = deque((stored_with.get(child, (0, 0)), child) for child in left)
+        left = [(child, why) for _, child, why in self._cancels if child not in never or child in stored_with]
+        self._cancels = deque((stored_with.get(child, (0, 0)), child, why) for child, why in left)
         self._gave_up = True
 
     def leave(self) -> None:
@@ -95,7 +96,7 @@ class Children:
         self._cancels.clear()
         self._signals.leave()
 
-    def _cancel(self, child: str) -> None:
+    def _cancel(self, child: str, payload: str) -> None:
         run, attempt = self._code.run.id, self._code.attempt
         key = f"cancelled by {run}" if attempt == 1 else f"cancelled by {run}, attempt {attempt}"
 
@@ -104,7 +105,7 @@ class Children:
                 return
             if isinstance(answer, StoreUnavailable):
                 self._host.emit("record_failed", run=run, error=str(answer))
-                self._host.later(RETRY_SECONDS, lambda: self._cancel(child))
+                self._host.later(RETRY_SECONDS, lambda: self._cancel(child, payload))
                 return
             if isinstance(answer, HoldfastError):
                 self._refused(answer)
@@ -115,7 +116,7 @@ class Children:
             self._settled()
 
         if not self._left:
-            event = RunEvent(kind="cancel", key=key)
+            event = RunEvent(kind="cancel", key=key, payload=payload)
             self._host.send(PostEvent(run=child, event=event, parent=parent_of(self._code.run)), answered)
 
     def reclaim(self, new: NewRun) -> None:

@@ -129,9 +129,12 @@ class AsyncRunQueries:
             )
         )
 
-    async def cancel(self, run_id: str) -> None:
-        """Cancel a run, in whichever process it is driven; its `finally` blocks have 30 seconds."""
-        await self._run(self._ready().cancel(run_id))
+    async def cancel(self, run_id: str, *, reason: str | None = None) -> None:
+        """Cancel a run, in whichever process it is driven; its `finally` blocks have 30 seconds.
+
+        The run and its callers see the `reason`. If the run was cancelled before, that cancel's reason counts.
+        """
+        await self._run(self._ready().cancel(run_id, reason))
 
     async def retry(self, run_id: str) -> RunInfo:
         """Continue a failed run from the step that failed, or let a blocked run be tried at once."""
@@ -421,9 +424,9 @@ class Runs(_BaseRuns):
         )
         return run(flow, self._client.runtime.batchers)
 
-    def cancel(self, run_id: str) -> None:
-        """Cancel a run."""
-        run(self._queries.cancel(run_id), self._client.runtime.batchers)
+    def cancel(self, run_id: str, *, reason: str | None = None) -> None:
+        """Cancel a run. The run and its callers see the `reason`; the reason of the first cancel counts."""
+        run(self._queries.cancel(run_id, reason), self._client.runtime.batchers)
 
     @overload
     def result(self, run_id: str, timeout: Duration | None = None, *, workflow: Workflow[Any, O]) -> O: ...

@@ -299,6 +299,12 @@ class Context(ContextLocks, ContextRequests, ContextChildren):
         self._code.check()
         return self._code.delivered
 
+    @property
+    def cancel_reason(self) -> str | None:
+        """Why this run was cancelled, as in the message of the `asyncio.CancelledError`; None without a reason."""
+        self._code.check()
+        return self._code.cancel_reason
+
     def continue_as_new(self, input: Any = None) -> ContinueAsNew:
         """Begin again with a new input and an empty history: `raise ctx.continue_as_new(input)`.
 

@@ -15,6 +15,7 @@ from ..rules.runs.record import NewRun, generation_id
 from ..runtime.codec import encode_message, encode_value
 from ..validation import checked_key
 from .attempts import marked
+from .cancelling import checked_reason
 from .definition import Workflow
 from .limits import places_of
 from .start import checked_run_id
@@ -60,9 +61,12 @@ class ChildHandle(Generic[O]):
         """
         await self._context._signal_child(self.id, self._place, name, payload)  # noqa: SLF001
 
-    async def cancel(self) -> None:
-        """Request that the child stops. It has no effect on a child that has ended; `result()` waits for the end."""
-        await self._context._cancel_child(self.id)  # noqa: SLF001
+    async def cancel(self, reason: str | None = None) -> None:
+        """Request that the child stops, for this reason if there is one; `result()` waits for its end.
+
+        It has no effect on a child that has ended.
+        """
+        await self._context._cancel_child(self.id, reason)  # noqa: SLF001
 
     def __repr__(self) -> str:
         return f"<ChildHandle {self.id}>"
@@ -152,11 +156,11 @@ class ContextChildren:
         if answer is not None:
             raise RunEnded(f"{answer['why']} The signal {name!r} was not sent.", run_id=id, status=answer["status"])
 
-    async def _cancel_child(self, id: str) -> None:
+    async def _cancel_child(self, id: str, reason: str | None) -> None:
         if self._code.over:
             await self._code.out()
         self._code.check()
-        self._code.cancel_child(id)
+        self._code.cancel_child(id, checked_reason(reason))
 
 
 def _without_number_signs(name: str) -> str:

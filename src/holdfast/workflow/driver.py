@@ -28,10 +28,12 @@ from ..errors import (
     WorkflowFailed,
 )
 from ..rules.lock_outcomes import Outcome
+from ..rules.runs.cancel_reasons import reason_in
 from ..rules.runs.outcomes import AnsweredMeanwhile, Blocked, Claim, Recorded, RunRefused
 from ..rules.runs.record import Continue, End, Ending, Finish, NewRun, Park, Run, RunEvent, workflow_of
 from ..runtime.codec import encode_value
 from . import journal as j
+from .cancelling import cancelled_error
 from .child_signals import ChildEnd
 from .children import Children
 from .context import SlotWork, StepCall
@@ -109,7 +111,7 @@ class Driver:
             self._code.attempt, self._code.earlier = self._pause.attempt, self._pause.earlier
             self._code.receive(claim.events)
             for child in self._pause.entry.children:  # an earlier driver may have crashed before it sent these cancels
-                self._children.cancel(child, (0, 0))
+                self._children.cancel(child, (0, 0), self._pause.why)
         self._busy = False
         self._advance()
 
@@ -227,7 +229,14 @@ class Driver:
         """The run as it ended here; None if it did not end here."""
         if self.left != "ended" or not isinstance(self.end, Finish):
             return None
-        return replace(self.run, status=self.end.status, result=self.end.result)
+        reason = self._cancel_reason or self.run.cancel_reason
+        return replace(self.run, status=self.end.status, result=self.end.result, cancel_reason=reason)
+
+    @property
+    def _cancel_reason(self) -> str | None:
+        """Why the run was cancelled: by the cancel that was delivered, or that ends a pause."""
+        code, cancel = self._code, self._code.first_cancel
+        return reason_in(cancel.payload) if code.end_as is None and cancel is not None else code.cancel_reason
 
     @property
     def can_park(self) -> bool:
@@ -280,9 +289,9 @@ class Driver:
         if call.running is not None and self.left is None:
             call.running.cancel()
 
-    def cancel_child(self, id: str) -> None:
+    def cancel_child(self, id: str, reason: str) -> None:
         """Cancel a child, once. The run does not end before that was answered."""
-        self._children.cancel(id, self._recorder.barrier())
+        self._children.cancel(id, self._recorder.barrier(), reason)
 
     def reclaim(self, new: NewRun) -> None:
         """A child is requested that an earlier attempt of the workflow may have started."""
@@ -394,7 +403,8 @@ class Driver:
         end = pause.ending(
             now=self.host.now(),
             deadline=self._deadline(),
-            cancelled=any(event.kind == "cancel" for event in code.inbox.values()),
+            cancelled=code.first_cancel is not None,
+            reason=self._cancel_reason,
             children=self._children.busy or pause.has_children(code.ends, self._children.ended),
             in_memory=code.root is not None,
         )
@@ -416,9 +426,13 @@ class Driver:
             if code.end_as is None:
                 self._continue(code.continuing.input, "asked")
             else:
-                self._finish(code.end_as, asyncio.CancelledError("the run was cancelled before it could continue"))
+                self._finish(
+                    code.end_as, cancelled_error("the run was cancelled before it could continue", code.cancel_reason)
+                )
         elif root.cancelled():
-            self._finish(code.end_as or "failed", asyncio.CancelledError("the workflow code was cancelled"))
+            self._finish(
+                code.end_as or "failed", cancelled_error("the workflow code was cancelled", code.cancel_reason)
+            )
         elif (error := root.exception()) is not None:
             self._finish(code.end_as or "failed", refusal_in(error) or error)
         else:
@@ -471,9 +485,9 @@ class Driver:
             children = self._code.children
             entry = j.BegunAgain(at=now, again_at=again_at, error=failure, children=children)
             self.noted(entry)
-            for child in children:
-                self._children.cancel(child, self._recorder.barrier())
             self._pause = Pause(entry, attempt=attempt, earlier=self._code.earlier)  # `_in_pause` decides how it begins
+            for child in children:
+                self._children.cancel(child, self._recorder.barrier(), self._pause.why)
         else:
             self.end = Finish(status, j.write_failure(failure))
 

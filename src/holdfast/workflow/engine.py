@@ -93,9 +93,9 @@ class RunHandle(Generic[O]):
         """Everything about the run as it is now."""
         return await self._run(self._queries.get(self.id))
 
-    async def cancel(self) -> None:
-        """Cancel the run."""
-        await self._run(self._queries.cancel(self.id))
+    async def cancel(self, reason: str | None = None) -> None:
+        """Cancel the run. The run and its callers see the reason; the reason of the first cancel counts."""
+        await self._run(self._queries.cancel(self.id, reason))
 
     async def signal(self, name: str, payload: Any = None, *, idempotency_key: str | None = None) -> None:
         """Send the run a signal."""

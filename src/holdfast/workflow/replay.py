@@ -13,6 +13,7 @@ from contextvars import copy_context
 from typing import Any, Protocol
 
 from ..errors import HoldfastError, InvalidValue, NonDeterminismError, NotInWorkflow, WorkflowFailed
+from ..rules.runs.cancel_reasons import reason_in
 from ..rules.runs.record import End, EventKind, NewRun, Run, RunEvent, Scalar, generation_id
 from ..runtime.codec import decode_value, output_of
 from . import journal as j
@@ -80,8 +81,8 @@ class Effects(Protocol):
     def dropped(self, call: StepCall) -> None:
         """The code does not wait for a step any more."""
 
-    def cancel_child(self, id: str) -> None:
-        """A child is to be cancelled."""
+    def cancel_child(self, id: str, reason: str) -> None:
+        """A child is to be cancelled, for this reason if there is one."""
 
     def reclaim(self, new: NewRun) -> None:
         """A child is requested that an earlier attempt may have started."""
@@ -139,6 +140,8 @@ class Replay:
         self._inherits = False  # the entries that are being delivered are those of the other run
         self.preface: j.Begun | None = None  # written before the first entry that is recorded
         self.end_as: End | None = None
+        self.cancel_reason: str | None = None
+        """Why the run was cancelled, if its cancel was delivered and says why."""
         self.stop_at: int | None = None  # the end of the grace period after a cancel
         self._effects = effects
         self._event_waits: dict[str, tuple[EventKind, str, asyncio.Future[RunEvent]]] = {}
@@ -349,6 +352,11 @@ class Replay:
         )
 
     @property
+    def first_cancel(self) -> RunEvent | None:
+        """The first cancel that was not delivered yet."""
+        return next((event for event in self.inbox.values() if event.kind == "cancel"), None)
+
+    @property
     def untaken(self) -> tuple[RunEvent, ...]:
         """Signals that were delivered, and that the code has not got."""
         return () if self.context is None else untaken_signals(self.context)
@@ -515,7 +523,7 @@ class Replay:
                 self._child_waits.pop(id, None)
         return result
 
-    def cancel_child(self, id: str) -> None:
+    def cancel_child(self, id: str, reason: str = "") -> None:
         """Cancel a child, once."""
         if self.over or self.continuing is not None or id in self._stopped:
             return
@@ -524,7 +532,7 @@ class Replay:
             if self._inherits and self.forked is not None:  # this run has not started it, and does not need to
                 self.refuse_child(id, WorkflowFailed(f"the child was cancelled in the run {self.forked.origin!r}"))
                 return
-            self._effects.cancel_child(id)
+            self._effects.cancel_child(id, reason)
 
     def continue_as_new(self, input: str) -> ContinueAsNew:
         """The code asks for the next generation of its run, with this input."""
@@ -616,13 +624,14 @@ class Replay:
             raise self._differs(what, instead)
 
     def _cancelled(self, entry: j.CancelAsked) -> None:
-        self.inbox.pop(entry.event, None)
+        event = self.inbox.pop(entry.event, None)
+        self.cancel_reason = (reason_in(event.payload) or None) if event is not None else None
         self.end_as = "cancelled" if entry.event else "timed_out"
         self.stop_at = entry.at + GRACE
         for child in self.living_children:
-            self.cancel_child(child)
+            self.cancel_child(child, (self.cancel_reason or "") if entry.event else "its timeout has expired")
         if self.root is not None:
-            self.root.cancel()
+            self.root.cancel(self.cancel_reason)
 
 
 def seed_of(run: Run, forked: j.Forked | None) -> str:

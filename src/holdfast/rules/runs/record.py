@@ -15,6 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from ..lock_record import LockRecord
+from .cancel_reasons import reason_in
 from .limits import LimitKey, group_of
 
 Status = Literal[
@@ -156,9 +157,9 @@ class Run(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     than one step. `first` is the generation with which this run began: above 1 where it has replaced an ended run of
     this id, which is kept as `replaces`; the kept one has the id of its successor in `replaced_by`. `parent_first` is
     the `first` of the parent that has started it, `continued_at` when its generation began where that is not the first
-    one, `cancelled_by` the limit that has cancelled it. `details` is JSON text that the code has set about itself.
-    `approvals` are its open requests for approvals. `record_kinds` are the kinds of further records that belong to it,
-    which a purge looks for.
+    one, `cancelled_by` the limit that has cancelled it, `cancel_reason` the reason of its first cancel. `details` is
+    JSON text that the code has set about itself. `approvals` are its open requests for approvals. `record_kinds` are
+    the kinds of further records that belong to it, which a purge looks for.
     """
 
     id: str
@@ -200,6 +201,7 @@ class Run(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     parent_first: int = 1
     continued_at: int | None = None
     cancelled_by: LimitCancel | None = None
+    cancel_reason: str = ""
     purging: str = ""
     details: str | None = None
     approvals: tuple[str, ...] = ()
@@ -645,14 +647,22 @@ def continued(run: Run, now: int, *, posted: int, locks: Locks, remembered: Reme
     )
 
 
-def posted(run: Run, now: int, kind: EventKind) -> Run:
+def cancelled_for(run: Run, event: RunEvent) -> Run:
+    """The record of a run with the reason of this cancel, unless it was cancelled before."""
+    if run.cancelling or run.cancelled_by is not None:
+        return run
+    return replace(run, cancel_reason=reason_in(event.payload))
+
+
+def posted(run: Run, now: int, event: RunEvent) -> Run:
     """The record after an event arrived: a run that waits for one is due at once."""
     waits = run.status == "suspended" and (run.due_at is None or run.due_at >= 0)
+    run = cancelled_for(run, event) if event.kind == "cancel" else run
     return replace(
         run,
         posted=run.posted + 1,
         due_at=at_once(now) if waits else run.due_at,
-        cancelling=run.cancelling or kind == "cancel",
+        cancelling=run.cancelling or event.kind == "cancel",
     )
 
 
@@ -691,6 +701,7 @@ def revived(run: Run, now: int, *, keep: int, request: str, fresh: bool) -> Run:
         ended_at=None,
         cancelling=False,
         cancelled_by=None,
+        cancel_reason="",
         locks=(),
         waits=(),
         stuck=None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...commands import runs as r
 from ...rules.runs.outcomes import Posted, Recorded, RunRefused, Started
-from ...rules.runs.record import NewRun, Parent, Park, RunEvent
+from ...rules.runs.record import Finish, NewRun, Parent, Park, RunEvent
 from .requests import DONE, RequestTests
 from .runs import record, signal, start
 
@@ -49,3 +49,23 @@ class ChildTests(RequestTests):
         self.ask(start("c", on_existing="replace_ended", request="again"), Started)
         assert self.ask(to_child(Parent("r"), "cancel"), RunRefused).run is None
         assert self.run_seen("c").living
+
+    def test_the_reason_of_the_first_cancel_is_kept_until_a_retry(self) -> None:
+        run = self.ask(start(worker=self.add_worker()), Started).run
+        for n, reason in enumerate(("first é \\u0000", "second")):
+            event = RunEvent(kind="cancel", key=f"k{n}", payload=f'{{"reason":"{reason}"}}')
+            assert self.ask(r.PostEvent(run="r", event=event), Posted).run.cancel_reason == "first é \0"
+        self.ask(record(run, seen=2, then=Finish("cancelled", "null")), Recorded)
+        assert self.run_seen().cancel_reason == "first é \0"
+        self.ask(r.ReviveRun(run="r", fence=self.run_seen().fence, keep=1, request="again"), Posted)
+        assert (self.run_seen().cancel_reason, self.run_seen().cancelling) == ("", False)
+
+    def test_a_first_cancel_without_a_reason_counts_too_and_one_before_the_begin_has_its_reason(self) -> None:
+        self.ask(start(worker=self.add_worker()), Started)
+        self.ask(start("early"), Started)
+        for payload in ("null", '{"reason":"second"}'):
+            self.ask(r.PostEvent(run="r", event=RunEvent(kind="cancel", payload=payload)), Posted)
+        assert self.run_seen().cancel_reason == ""
+        self.ask(r.PostEvent(run="early", event=RunEvent(kind="cancel", payload='{"reason":"no"}')), Posted)
+        early = self.run_seen("early")
+        assert (early.status, early.cancel_reason, "began: no" in (early.result or "")) == ("cancelled", "no", True)
