@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .runner import Mutant
 
+DELAYS = "tests/workflows/test_delayed_starts.py::"
 SUITE = "tests/stores/test_conformance.py::TestMemory::"
 HANDLES = "tests/workflows/test_child_handles.py::"
 
@@ -45,5 +46,31 @@ CHILDREN = [
         "    if run.cancelling or run.cancelled_by is not None:\n        return run\n",
         "",
         (SUITE + "test_the_reason_of_the_first_cancel_is_kept_until_a_retry",),
+    ),
+]
+STARTS = [
+    Mutant(
+        "a delayed run is claimed early by its name",
+        "rules/runs/blocking.py",
+        "    if rule.is_delayed(run, now):\n        return False\n",
+        "",
+        (
+            SUITE + "test_a_delayed_run_belongs_to_nobody_and_is_claimed_when_its_delay_is_over",
+            DELAYS + "test_a_delayed_run_begins_when_its_delay_is_over",
+        ),
+    ),
+    Mutant(
+        "a delayed run begins when its limits admit it",
+        "rules/runs/record.py",
+        "for when in (due_at, run.not_before) if",
+        "for when in (due_at,) if",
+        (SUITE + "test_a_run_that_waits_for_a_limit_keeps_its_delay",),
+    ),
+    Mutant(
+        "a fork forgets the timeout of the start",
+        "workflow/forking.py",
+        "        timeout=run.timeout,\n",
+        "",
+        (DELAYS + "test_a_retry_a_restart_a_fork_and_the_next_generation_keep_the_timeout",),
     ),
 ]

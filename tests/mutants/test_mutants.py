@@ -9,7 +9,7 @@ import pytest
 
 from .blocking import BLOCKING
 from .cas import CAS_CORE
-from .children import CHILDREN
+from .children import CHILDREN, STARTS
 from .clients import ABOVE
 from .dynamodb import DYNAMODB
 from .executor import EXECUTOR
@@ -57,6 +57,7 @@ MUTANTS = [
     *STREAMING,
     *REQUESTS,
     *CHILDREN,
+    *STARTS,
     *PURGING,
     *OF_THE_ENGINE,
     *OF_THE_WORKER,

@@ -26,6 +26,7 @@ from .runs_reading import (
     pause_info,
     read_run,
     run_document,
+    starts_at,
     time_of,
     type_text,
     waits_of,
@@ -242,6 +243,8 @@ def _sleep_text(found: RunSnapshot, due: str) -> str:
             f"{run.id} pauses until {pause.until}, then a worker begins {pause.attempt} of the workflow; only a cancel "
             "or the workflow's timeout ends the pause earlier."
         )
+    if (begins := starts_at(found)) is not None:
+        return f"{run.id} starts at {begins}: its start was delayed. A worker claims it then."
     if run.status == "suspended":
         return f"{run.id} sleeps until {due}; a worker claims it then."
     return f"{run.id} can be claimed by a worker from {due} on."

@@ -14,9 +14,9 @@ number of random histories.
 
 from __future__ import annotations
 
-from .suite.children import ChildTests
 from .suite.clients import ClientTests
 from .suite.commands import CommandTests
+from .suite.delays import DelayTests
 from .suite.histories import HistoryTests
 from .suite.paging import PagingTests
 from .suite.purging import PurgeTests
@@ -33,7 +33,7 @@ class StoreConformance(
     RecordTests,
     PurgeTests,
     StreamTests,
-    ChildTests,
+    DelayTests,
     PagingTests,
     HistoryTests,
     ClientTests,

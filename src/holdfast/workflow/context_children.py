@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, overload
 from ..errors import InvalidOption, RunEnded
 from ..rules.runs.record import NewRun, generation_id
 from ..runtime.codec import encode_message, encode_value
-from ..validation import checked_key
+from ..validation import Duration, checked_key
 from .attempts import marked
 from .cancelling import checked_reason
 from .definition import Workflow
 from .limits import places_of
-from .start import checked_run_id
+from .start import checked_run_id, microseconds_of
 
 if TYPE_CHECKING:
     from .context import StepCall
@@ -85,16 +85,36 @@ class ContextChildren:
 
     @overload
     def start_child(
-        self, workflow: Workflow[I, O], input: I, *, id: str | None = None
+        self,
+        workflow: Workflow[I, O],
+        input: I,
+        *,
+        id: str | None = None,
+        timeout: Duration | None = None,
+        delay: Duration | None = None,
     ) -> Coroutine[Any, Any, ChildHandle[O]]: ...
     @overload
     def start_child(
-        self, workflow: Workflow[None, O], *, id: str | None = None
+        self,
+        workflow: Workflow[None, O],
+        *,
+        id: str | None = None,
+        timeout: Duration | None = None,
+        delay: Duration | None = None,
     ) -> Coroutine[Any, Any, ChildHandle[O]]: ...
     async def start_child(
-        self, workflow: Workflow[Any, Any], input: Any = None, *, id: str | None = None
+        self,
+        workflow: Workflow[Any, Any],
+        input: Any = None,
+        *,
+        id: str | None = None,
+        timeout: Duration | None = None,  # noqa: ASYNC109  (of the child)
+        delay: Duration | None = None,
     ) -> ChildHandle[Any]:
-        """Start a run of another workflow as a child of this one, and continue."""
+        """Start a run of another workflow as a child of this one, and continue.
+
+        `timeout` is used instead of that of its workflow; the child begins after `delay`, at the earliest.
+        """
         if self._code.over:
             await self._code.out()
         self._code.check()
@@ -116,17 +136,42 @@ class ContextChildren:
             parent=self.run_id,
             root=self._code.run.root,
             places=places_of(workflow.terms, workflow.name, workflow.limits, text, workflow.input_type),
+            timeout=microseconds_of(timeout, "timeout"),
+            delay=microseconds_of(delay, "delay") or 0,
         )
         self._code.start_child(new)
         return ChildHandle(self, child, workflow.output_type, place)
 
     @overload
-    def child(self, workflow: Workflow[I, O], input: I, *, id: str | None = None) -> Coroutine[Any, Any, O]: ...
+    def child(
+        self,
+        workflow: Workflow[I, O],
+        input: I,
+        *,
+        id: str | None = None,
+        timeout: Duration | None = None,
+        delay: Duration | None = None,
+    ) -> Coroutine[Any, Any, O]: ...
     @overload
-    def child(self, workflow: Workflow[None, O], *, id: str | None = None) -> Coroutine[Any, Any, O]: ...
-    async def child(self, workflow: Workflow[Any, Any], input: Any = None, *, id: str | None = None) -> Any:
+    def child(
+        self,
+        workflow: Workflow[None, O],
+        *,
+        id: str | None = None,
+        timeout: Duration | None = None,
+        delay: Duration | None = None,
+    ) -> Coroutine[Any, Any, O]: ...
+    async def child(
+        self,
+        workflow: Workflow[Any, Any],
+        input: Any = None,
+        *,
+        id: str | None = None,
+        timeout: Duration | None = None,  # noqa: ASYNC109  (of the child)
+        delay: Duration | None = None,
+    ) -> Any:
         """Start a child and wait for its result. Raises `WorkflowFailed` if it does not complete."""
-        handle = await self.start_child(workflow, input, id=id)
+        handle = await self.start_child(workflow, input, id=id, timeout=timeout, delay=delay)
         return await handle.result()
 
     async def _child_result(self, id: str, output: Any) -> Any:

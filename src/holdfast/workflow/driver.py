@@ -414,9 +414,10 @@ class Driver:
             self.end = end
 
     def _deadline(self) -> int | None:
-        if self.workflow.timeout is None or self._code.end_as is not None:
+        timeout = self._code.timeout
+        if timeout is None or self._code.end_as is not None:
             return None
-        return (self.run.started_at or self.run.created_at) + self.workflow.timeout + self.run.blocked_for
+        return (self.run.started_at or self.run.created_at) + timeout + self.run.blocked_for
 
     def _conclude(self) -> None:
         """The code has ended: decide how the run ends."""

@@ -39,12 +39,13 @@ from ..rules.runs.record import (
     Status,
     ended_key,
     is_child_of,
+    never_began,
 )
 from ..rules.runs.repository import RunFilter
 from ..rules.runs.tree import TREE_MEMBER, TreeMember, tree_prefix
 from ..runtime.codec import decode_value
 from ..runtime.flows import Flow, Wait, send
-from ..validation import Duration, checked_count, checked_key, seconds
+from ..validation import MICROSECONDS, Duration, checked_count, checked_key, seconds
 from . import journal as j
 from .cancelling import checked_reason
 from .definition import Workflow
@@ -99,8 +100,9 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     `generation` counts the histories that its id has had: `started_at` and `entries` are about the current one;
     `continued_at` is when the run itself began a new one. `replaces` is the id under which the ended run is kept that
     this one has replaced; `replaced_by` is the id of the run that has replaced this one. `cancelled_by` is the limit
-    that has cancelled it; `cancel_reason` is the reason of the first cancel that was requested. `details` is what its
-    code has set by `ctx.set_details`.
+    that has cancelled it; `cancel_reason` is the reason of the first cancel that was requested. `timeout` is its own
+    one, in seconds, if its start has given one; `starts_at` is when a run begins, at the earliest, whose start was
+    delayed and that has not begun. `details` is what its code has set by `ctx.set_details`.
     """
 
     id: str
@@ -127,6 +129,8 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     replaced_by: str | None = None
     cancelled_by: LimitCancelInfo | None = None
     cancel_reason: str | None = None
+    timeout: float | None = None
+    starts_at: datetime | None = None
     details: Any = None
 
     @property
@@ -541,6 +545,8 @@ def info(run: Run, holder: str = "") -> RunInfo:
         replaced_by=run.replaced_by or None,
         cancelled_by=None if run.cancelled_by is None else _cancel_info(run.cancelled_by),
         cancel_reason=_reason_of(run) or None,
+        timeout=None if run.timeout is None else run.timeout / MICROSECONDS,
+        starts_at=_time(run.not_before) if run.not_before is not None and never_began(run) else None,
         details=None if run.details is None else msgspec.json.decode(run.details),
     )
 

@@ -205,6 +205,11 @@ class Replay:
                     continue
             self.inbox[event.number] = event
 
+    @property
+    def timeout(self) -> int | None:
+        """The timeout of the run in microseconds: that of its start, otherwise that of its workflow."""
+        return self.workflow.timeout if self.run.timeout is None else self.run.timeout
+
     def _beginning(self, entries: list[j.AnyEntry]) -> int:
         """When workflow time begins: when the run was first driven, or when its current attempt began."""
         if self.attempt > 1:
@@ -214,7 +219,7 @@ class Replay:
             return self.forked.began
         if begun is None:
             begun = j.Begun(at=self.run.started_at or self.run.created_at)
-            self.preface = begun if self.workflow.timeout is not None else None
+            self.preface = begun if self.timeout is not None else None
         return begun.at
 
     def _begin(self, text: str) -> None:

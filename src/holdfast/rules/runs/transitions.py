@@ -63,7 +63,7 @@ def start(
     there = _known(repo, now, new)
     if there is not None:
         return there
-    if worker and not can_drive(repo, now, worker):
+    if worker and not new.delay and not can_drive(repo, now, worker):
         return WorkerGone()
     if not new.parent and ((terms := repo.terms(rule.workflow_of(new.type))) or WorkflowLimits()).digest != new.terms:
         return LimitsDiffer(terms=terms)  # a child is counted under the limits that its parent's code gave
