@@ -23,7 +23,7 @@ from holdfast.locks.named_leases import AsyncLeases, Leases
 from holdfast.locks.run_locks import AsyncRunLocks, RunLocks
 from holdfast.state import AsyncAtomicState, AtomicState, DurableMutex, DurableSemaphore
 from holdfast.state.accessors import AsyncStates, States
-from holdfast.workflow import RunHandle, StepInfo, step
+from holdfast.workflow import ChildHandle, RunHandle, StepInfo, step
 from holdfast.workflow.client_runs import AsyncRuns, Runs
 
 NAMES = [
@@ -137,8 +137,9 @@ def test_the_engine_the_context_and_the_handle_have_these_methods():
         "update",
     ]  # fmt: skip
     assert public(RunHandle) == ["cancel", "info", "result", "signal", "status", "stream", "update"]
+    assert public(ChildHandle) == ["cancel", "result", "signal"]
     assert public(Context) == [
-        "approve", "call", "child", "continue_as_new", "deprecate_patch", "history_length",
+        "approve", "call", "cancel_reason", "child", "continue_as_new", "deprecate_patch", "history_length",
         "locks", "mutex", "now", "patched", "random", "rwlock", "semaphore",
         "set_attributes", "set_details", "signals", "sleep", "sleep_until", "start_child", "step", "stream",
         "transaction", "updates", "uuid4", "wait_for_signal",

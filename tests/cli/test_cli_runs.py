@@ -25,6 +25,9 @@ RUN = {
     "continued_at": "NoneType",
     "replaces": "NoneType",
     "replaced_by": "NoneType",
+    "timeout": "NoneType",
+    "starts_at": "NoneType",
+    "cancel_reason": "NoneType",
     "cancelled_by": "NoneType",
     "details": "NoneType",
     "heartbeats": [],
@@ -366,6 +369,36 @@ def test_cancelling_stops_a_run_in_every_state(url, hf):
         in holdfast("runs", "cancel", "parked", "--url", url).stdout
     )
     assert answer(holdfast("runs", "cancel", "early", "--json", "--url", url))["status"] == "cancelled", "again"
+
+
+def test_a_delayed_run_is_shown_with_the_time_of_its_begin(url, hf):
+    hf.runs.start("naps", id="n", delay="1 hour", timeout="5 minutes")
+    document = answer(holdfast("runs", "show", "n", "--json", "--url", url))
+    assert (document["timeout"], document["starts_at"]) == (300.0, document["due_at"])
+    shown = holdfast("runs", "show", "n", "--url", url).stdout
+    assert "  starts at " in shown
+    assert "  times out 5 min after its begin" in shown
+    assert "can be claimed by a worker" not in shown
+    assert "starts at " in holdfast("runs", "list", "--url", url).stdout
+    found = answer(holdfast("runs", "resume", "n", "--json", "--url", url))
+    assert found["state"] == "sleeping"
+    assert "its start was delayed" in found["detail"]
+
+
+def test_the_reason_of_a_cancel_is_shown(url, hf):
+    hf.runs.start("naps", id="n")
+    hf.runs.start("naps", id="begun")
+    with driving(url, workflows=[naps]):
+        eventually(lambda: hf.runs.get("begun").holder and hf.runs.get("n").holder)
+    for run in ("n", "begun"):
+        done = holdfast("runs", "cancel", run, "--reason", "no \x1b[2J money", "--json", "--url", url)
+        assert answer(done)["cancel_reason"] == "no \x1b[2J money"
+    assert "its cancellation was requested: no \\x1b[2J money" in holdfast("runs", "show", "n", "--url", url).stdout
+    with driving(url, workflows=[naps]):
+        eventually(lambda: hf.runs.get("n").status == "cancelled")
+    (entry,) = answer(holdfast("runs", "show", "n", "--json", "--url", url))["history"]
+    assert (entry["kind"], entry["value"]) == ("cancel", "no \x1b[2J money")
+    assert "no \\x1b[2J money" in holdfast("runs", "show", "n", "--url", url).stdout
 
 
 def test_cancelling_a_run_that_has_ended_otherwise_ends_with_1(failed):

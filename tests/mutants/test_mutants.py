@@ -9,6 +9,7 @@ import pytest
 
 from .blocking import BLOCKING
 from .cas import CAS_CORE
+from .children import CHILDREN, STARTS
 from .clients import ABOVE
 from .dynamodb import DYNAMODB
 from .executor import EXECUTOR
@@ -68,6 +69,8 @@ MUTANTS = [
     *STREAMING,
     *HEARTBEATS_OF_STEPS,
     *REQUESTS,
+    *CHILDREN,
+    *STARTS,
     *PURGING,
     *OF_THE_ENGINE,
     *OF_THE_WORKER,

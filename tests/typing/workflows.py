@@ -98,6 +98,8 @@ async def parent(ctx: Context, order: Order) -> str:
     child = await ctx.start_child(buy, order)
     assert_type(child, ChildHandle[Receipt])
     assert_type(await child.result(), Receipt)
+    assert_type(await child.signal("go", {"at": 7}), None)
+    assert_type(await child.cancel(), None)
     await ctx.start_child(tidy, 7)  # type: ignore[misc]  # pyright: ignore[reportArgumentType]
 
     assert_type(await ctx.wait_for_signal("any"), Any)

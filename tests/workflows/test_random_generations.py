@@ -124,7 +124,7 @@ class NoEffects:
     def dropped(self, call):
         """A step that is no longer awaited is part of the history."""
 
-    def cancel_child(self, id):
+    def cancel_child(self, id, reason):
         """So is a child that was cancelled."""
 
 

@@ -26,6 +26,7 @@ from .runs_reading import (
     pause_info,
     read_run,
     run_document,
+    starts_at,
     time_of,
     type_text,
     waits_of,
@@ -68,12 +69,13 @@ runs.add_command(purge_runs)
 
 @runs.command()
 @click.argument("run_id", metavar="RUN")
+@click.option("--reason", help="Why it is cancelled: shown with the run, to its code, and to callers that wait for it.")
 @common
 @pass_settings
-def cancel(settings: Settings, run_id: str) -> None:
+def cancel(settings: Settings, run_id: str, *, reason: str | None) -> None:
     """Request that a run stops, in whichever process it is driven. Its `finally` blocks have 30 s."""
     with open_runs(settings) as hf:
-        hf.runs.cancel(run_id)
+        hf.runs.cancel(run_id, reason=reason)
         found = read_run(hf, run_id)
         workers = _next_worker(hf, found.claim.run)
     info = found.info
@@ -241,6 +243,8 @@ def _sleep_text(found: RunSnapshot, due: str) -> str:
             f"{run.id} pauses until {pause.until}, then a worker begins {pause.attempt} of the workflow; only a cancel "
             "or the workflow's timeout ends the pause earlier."
         )
+    if (begins := starts_at(found)) is not None:
+        return f"{run.id} starts at {begins}: its start was delayed. A worker claims it then."
     if run.status == "suspended":
         return f"{run.id} sleeps until {due}; a worker claims it then."
     return f"{run.id} can be claimed by a worker from {due} on."

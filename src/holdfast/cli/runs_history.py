@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from ..rules.runs.cancel_reasons import reason_in
 from ..rules.runs.outcomes import Claim
 from ..rules.runs.record import RunEvent
 from ..workflow import journal as j
@@ -44,6 +45,7 @@ def history_of(claim: Claim) -> list[dict[str, Any]]:  # noqa: C901, PLR0912, PL
                 value = stored_value(events[entry.event].payload) if entry.event in events else None
             case j.CancelAsked():
                 kind, name = "cancel", "requested" if entry.event else "timeout of the workflow"
+                value = (reason_in(events[entry.event].payload) or None) if entry.event in events else None
             case j.LockGranted():
                 kind, name, value = "lock", entry.key, {"token": entry.token}
                 keys[entry.number] = entry.key

@@ -95,6 +95,12 @@ def pause_info(found: RunSnapshot) -> PauseInfo | None:
     )
 
 
+def starts_at(found: RunSnapshot) -> str | None:
+    """When a run begins, at the earliest, whose start was delayed; None if that time has come."""
+    run = found.claim.run
+    return format_time(time_of(run.not_before)) if run.not_before and rule.is_delayed(run, found.now) else None
+
+
 def workers_for(hf: Client, kind: str) -> list[str]:
     """The names of the living workers that have this type of workflow registered."""
     return run_flow(RunQueries(hf, max_bytes=MAX_BYTES).who_can(kind), hf.runtime.batchers)
@@ -142,6 +148,9 @@ def run_document(found: RunInfo) -> dict[str, Any]:
         "replaced_by": found.replaced_by,
         "details": found.details,
         "heartbeats": [msgspec.structs.asdict(one) for one in found.heartbeats],
+        "timeout": found.timeout,
+        "starts_at": found.starts_at,
+        "cancel_reason": found.cancel_reason,
         "cancelled_by": None if found.cancelled_by is None else msgspec.structs.asdict(found.cancelled_by),
     }
 

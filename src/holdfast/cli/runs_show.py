@@ -29,6 +29,7 @@ from .runs_reading import (
     pause_info,
     read_run,
     run_document,
+    starts_at,
     type_text,
     waits_of,
     workers_for,
@@ -143,6 +144,8 @@ def _note(one: RunInfo) -> str:
     if one.error is not None:
         note = " ".join(f"{one.error.type}: {one.error.message}".split())
         return _short(note) if sys.stdout.isatty() else note
+    if one.starts_at is not None:
+        return f"starts at {format_time(one.starts_at)}"
     if one.due_at is not None:
         return f"until {format_time(one.due_at)}"
     return ", ".join(f"{name}={value}" for name, value in one.attributes.items())
@@ -202,6 +205,10 @@ def _show_status(found: RunSnapshot) -> None:
         print_line(f"  driven by {info.holder}, token {format_token(run.fence)}")
     elif info.status == "running":
         print_line("  not driven: its worker crashed, and the next worker that polls for runs claims it")
+    if (begins := starts_at(found)) is not None:
+        print_line(
+            f"  starts at {begins}, at the earliest; until then its signals are kept, and a cancel ends it at once"
+        )
     if info.status == "queued":
         limits = ", ".join(f"{place.limit} {place.key}".strip() for place in run.places)
         print_line(f"  queued: waits until its limits admit it ({limits})")
@@ -222,7 +229,7 @@ def _show_status(found: RunSnapshot) -> None:
         print_line(f"  sleeps until {format_time(info.due_at)}; a signal or another event wakes it earlier")
     elif info.due_at is not None and info.status == "blocked":
         print_line(f"  is tried again at {format_time(info.due_at)}")
-    elif info.due_at is not None:
+    elif info.due_at is not None and info.due_at != info.starts_at:
         print_line(f"  can be claimed by a worker from {format_time(info.due_at)} on")
     if info.blocked is not None:
         print_line(f"  {blocking_text(info.blocked)}")
@@ -239,20 +246,18 @@ def _show_status(found: RunSnapshot) -> None:
 
 def _show_details(found: RunSnapshot, waits: Waits) -> None:
     info, claim = found.info, found.claim
-    if info.continued_at is not None:
-        print_line(f"  generation {info.generation}, which began {format_time(info.continued_at)}")
-    if info.replaces is not None:
-        print_line(f"  replaces an ended run, which is kept as {info.replaces}")
-    if info.replaced_by is not None:
-        print_line(f"  was replaced: the run {info.replaced_by} began in its place, so it cannot be retried")
-    if info.cancelled_by is not None:
-        print_line(f"  was cancelled by a limit: {info.cancelled_by}")
+    _show_generation(info)
+    if info.cancel_reason is not None:
+        by = "was cancelled by a limit" if info.cancelled_by is not None else "its cancellation was requested"
+        print_line(f"  {by}: {info.cancel_reason}")
     if info.parent is not None:
         print_line(f"  child of {info.parent}")
     if (origin := origin_of(claim)) is not None:
         print_line(f"  {origin}")
     if info.idempotency_key is not None:
         print_line(f"  started with the idempotency key {info.idempotency_key}")
+    if info.timeout is not None:
+        print_line(f"  times out {format_duration(info.timeout)} after its begin")
     for name, value in info.attributes.items():
         print_line(f"  attribute {name} = {json.dumps(value, ensure_ascii=False)}")
     if info.details is not None:
@@ -285,6 +290,15 @@ def _heartbeat_text(found: RunSnapshot, beat: HeartbeatInfo) -> str:
     if beat.expires_at is not None:
         text += f"; another worker takes the run over {format_time(beat.expires_at)} if none comes before"
     return text
+
+
+def _show_generation(info: RunInfo) -> None:
+    if info.continued_at is not None:
+        print_line(f"  generation {info.generation}, which began {format_time(info.continued_at)}")
+    if info.replaces is not None:
+        print_line(f"  replaces an ended run, which is kept as {info.replaces}")
+    if info.replaced_by is not None:
+        print_line(f"  was replaced: the run {info.replaced_by} began in its place, so it cannot be retried")
 
 
 def _show_history(history: list[dict[str, Any]]) -> None:

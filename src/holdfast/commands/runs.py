@@ -12,7 +12,7 @@ from ..rules.runs.heartbeat_records import AttemptEnd
 from ..rules.runs.limits import WorkflowLimits
 from ..rules.runs.lock_requests import LockRequest
 from ..rules.runs.outcomes import LimitsDiffer, OwnedRuns, RunCounts, RunPage
-from ..rules.runs.record import Block, Ending, NewRun, Past, Run, RunEvent, Scalar
+from ..rules.runs.record import Block, Ending, NewRun, Parent, Past, Run, RunEvent, Scalar
 from ..rules.runs.repository import RunFilter, RunRepository
 from ..rules.runs.requests import NO_REQUESTS, RunRequests
 from ..rules.runs.stream_records import CodeItems
@@ -310,15 +310,17 @@ class PostEvent(RunCommand, frozen=True, kw_only=True):
     """Put an event into the inbox of a run. Answers `Posted`, or `RunRefused` when it has ended or does not exist.
 
     Of events with the same key the first is kept, and returned again. A run without a worker becomes due. A run that is
-    cancelled before it was first driven ends at once.
+    cancelled before it was first driven ends at once. With `parent`, only a run gets it that this run has started;
+    for another one the answer is `RunRefused` without a run.
     """
 
     run: str
     event: RunEvent
+    parent: Parent | None = None
 
     def apply(self, repo: RunRepository, now: int) -> Outcome:
         """Decide by `rules.runs.transitions.post`."""
-        return transitions.post(repo, now, self.run, self.event)
+        return transitions.post(repo, now, self.run, self.event, self.parent)
 
 
 class ReviveRun(RunCommand, frozen=True, kw_only=True):

@@ -16,12 +16,12 @@ from __future__ import annotations
 
 from .suite.clients import ClientTests
 from .suite.commands import CommandTests
+from .suite.delays import DelayTests
 from .suite.heartbeats import HeartbeatTests
 from .suite.histories import HistoryTests
 from .suite.paging import PagingTests
 from .suite.purging import PurgeTests
 from .suite.records import RecordTests
-from .suite.requests import RequestTests
 from .suite.resends import ResendTests
 from .suite.slots import SlotTests
 from .suite.streams import StreamTests
@@ -34,7 +34,7 @@ class StoreConformance(
     RecordTests,
     PurgeTests,
     StreamTests,
-    RequestTests,
+    DelayTests,
     HeartbeatTests,
     PagingTests,
     HistoryTests,

@@ -29,7 +29,7 @@ from ..rules.runs.outcomes import (
     Started,
     UpdateSeen,
 )
-from ..rules.runs.record import Continue, Ending, Finish, NewRun, OnExisting, Park, Past, Run, RunEvent, Scalar
+from ..rules.runs.record import Continue, Ending, Finish, NewRun, OnExisting, Parent, Park, Past, Run, RunEvent, Scalar
 from ..rules.runs.repository import RunFilter
 from ..rules.runs.requests import NO_REQUESTS, NewApproval, Reply, RunRequests
 from ..rules.runs.stream_records import CodeItems
@@ -195,18 +195,22 @@ class RunHistoryGenerator:
             parent=parent or pick.choice(["", pick.choice(self.ids)]),
             root=pick.choice(["", "run-0"]),
             attributes=self._attributes(),
+            timeout=pick.choice([None, None, None, 7]),
         )
 
     def _first(self) -> NewRun:
         """A run without a parent in the command, with any answer to a run that is there."""
         how: OnExisting = self.random.choice(["error", "error", "error", "use", "replace_ended", "replace_ended"])
-        return replace(self._new(), on_existing=how)
+        return replace(self._new(), on_existing=how, delay=self._delay())
+
+    def _delay(self) -> int:
+        return round(self.random.choice([0, 0, 0, 0, 0.5, 2, 5]) * self.second)
 
     def _start_or_signal(self) -> c.Command:
         pick = self.random
         event = RunEvent(kind="signal", name="said", payload="[1]", key=pick.choice(["", "k1", "k2", self._request()]))
         worker = pick.choice(["", "", pick.choice(self.workers)])
-        return r.StartOrSignal(new=self._new(), event=event, worker=worker)
+        return r.StartOrSignal(new=replace(self._new(), delay=self._delay()), event=event, worker=worker)
 
     def _any_id(self) -> str:
         """The id of a run; seldom of one that was replaced."""
@@ -255,7 +259,9 @@ class RunHistoryGenerator:
             entries=tuple(f'["{pick.random()}"]' for _ in range(pick.choice([0, 1, 1, 2, 5]))),
             seen=pick.choice([run.posted, run.posted, run.posted, 0]),
             then=self._then(),
-            children=tuple(self._new(parent=run.id) for _ in range(pick.choice([0, 0, 0, 0, 1, 2]))),
+            children=tuple(
+                replace(self._new(parent=run.id), delay=self._delay()) for _ in range(pick.choice([0, 0, 0, 0, 1, 2]))
+            ),
             attributes=pick.choice([None, None, None, self._attributes()]),
             swap=pick.choice([None, None, self._swap()]),
             streams=pick.choice([(), (), (), self._code_items()]),
@@ -412,10 +418,11 @@ class RunHistoryGenerator:
         event = RunEvent(
             kind=pick.choice(["signal", "signal", "signal", "cancel"]),
             name=pick.choice(["paid", "sent"]),
-            payload=pick.choice(["null", '{"a":[1,2.50]}', '"\\u0000 é 😀"']),
+            payload=pick.choice(["null", '{"reason":"no \\u0000 é 😀"}', '{"a":[1,2.50]}', '"\\u0000 é 😀"']),
             key=pick.choice(["", "", "k1", "k2"]),
         )
-        return r.PostEvent(run=pick.choice([self._any_id(), self._any_id(), "nobody"]), event=event)
+        parent = pick.choice([None, None, None, Parent(pick.choice(self.ids), pick.choice([1, 1, 2]))])
+        return r.PostEvent(run=pick.choice([self._any_id(), self._any_id(), "nobody"]), event=event, parent=parent)
 
     def _revive(self) -> c.Command:
         pick = self.random

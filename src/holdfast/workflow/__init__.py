@@ -1,6 +1,7 @@
 """Workflows: async functions whose steps are recorded, so that a run survives the process that drives it."""
 
-from .context import ChildHandle, Context, StepInfo, current_run, current_step
+from .context import Context, StepInfo, current_run, current_step
+from .context_children import ChildHandle
 from .context_requests import Approval, UpdateRequest
 from .continuing import ContinueAsNew
 from .definition import Retry, Step, Workflow, step, workflow

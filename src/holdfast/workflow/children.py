@@ -1,23 +1,26 @@
-"""The children of a run, for its driver: cancels that must be delivered, and children of earlier attempts.
+"""The children of a run, for its driver: cancels and signals that must be delivered, and children of earlier attempts.
 
-A cancel is sent again until it is answered, and a run does not end before that. From the second attempt of a workflow
-on, a child may exist already. If it has not ended, the run waits for it; if it has completed, it keeps its result;
-any other child is restarted. A child that another run has started is refused, also if that run was the same code in
-another attempt.
+A cancel is sent again until it is answered, and a run does not end before that; likewise signals (child_signals.py).
+From the second attempt of a workflow on, a child may exist already. If it has not ended, the run waits for it; if it
+has completed, it keeps its result; any other child is restarted. A child that another run has started is refused, also
+if that run was the same code in another attempt.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ..commands.runs import PostEvent, ReadRun
 from ..errors import HoldfastError, RunExists, RunLocked, StoreUnavailable, WorkflowLimitExceeded
 from ..rules.lock_outcomes import Outcome
+from ..rules.runs.cancel_reasons import cancel_payload, parent_reason
 from ..rules.runs.outcomes import Posted, RunRefused, RunSeen
-from ..rules.runs.record import NewRun, Run, RunEvent, ended_key, workflow_of
+from ..rules.runs.record import NewRun, Run, RunEvent, ended_key, parent_of, workflow_of
 from ..runtime.flows import Flow, send
 from .attempts import first_that_differs, same_but_for_attempts
+from .child_signals import ChildEnd, ChildSignals
+from .context import StepCall
 from .driver_host import DriverHost, EarlierAttempts, Reclaimed
 from .queries import RunQueries
 from .recorder import Barrier
@@ -40,9 +43,10 @@ class Children:
         """`settled` is called when a command was answered, `refused` when this process must leave the run."""
         self._host, self._code, self._settled, self._refused = host, code, settled, refused
         self._gave_up = False
-        self._cancels: deque[tuple[Barrier, str]] = deque()
+        self._cancels: deque[tuple[Barrier, str, str]] = deque()
         self._unanswered = 0
         self._left = False
+        self._signals = ChildSignals(host, code, settled, refused)
         self.reclaiming = 0
         """How many children are being looked up that an earlier attempt may have started."""
         self.ended: set[str] = set()
@@ -51,11 +55,11 @@ class Children:
     @property
     def busy(self) -> bool:
         """Whether a command must be answered before the run may be parked or ended."""
-        return bool(self._cancels or self._unanswered or self.reclaiming)
+        return bool(self._cancels or self._unanswered or self.reclaiming or self._signals.busy)
 
-    def cancel(self, child: str, barrier: Barrier) -> None:
-        """Cancel a child as soon as this barrier is reached."""
-        self._cancels.append((barrier, child))
+    def cancel(self, child: str, barrier: Barrier, reason: str = "") -> None:
+        """Cancel a child as soon as this barrier is reached, for this reason if there is one."""
+        self._cancels.append((barrier, child, reason))
 
     def send(self, reached: Callable[[Barrier], bool]) -> None:
         """Send the cancels whose barrier is reached, except to children that were refused: their ids are other runs'.
@@ -63,10 +67,18 @@ class Children:
         A child that is being looked up may still be refused, so its cancel waits.
         """
         while self._cancels and reached(self._cancels[0][0]) and self._cancels[0][1] not in self._code.unclaimed:
-            _, child = self._cancels.popleft()
+            _, child, reason = self._cancels.popleft()
             if child not in self._code.taken:
                 self._unanswered += 1
-                self._cancel(child)
+                self._cancel(child, cancel_payload(parent_reason(self._code.run.id, reason)))
+
+    def signal(self, call: StepCall, answered: Callable[[StepCall, ChildEnd | None], None]) -> None:
+        """Send the signal of a step; its barrier is reached, so the child is stored or was refused."""
+        self._signals.send(call, answered)
+
+    def signal_again(self, calls: Sequence[StepCall]) -> None:
+        """Send signals that the run of which this one is a fork has sent, to the children of this run."""
+        self._signals.send_all(calls)
 
     def give_up(self, stored_with: dict[str, Barrier]) -> None:
         """The run fails, and starts no further child: cancel the children that are stored or are being stored.
@@ -74,16 +86,17 @@ class Children:
         All others are not children of this run: their ids may be those of other runs.
         """
         never = {new.id for new in self._code.unstarted} | self._code.unclaimed
-        left = [child for _, child in self._cancels if child not in never or child in stored_with]
-        self._cancels = deque((stored_with.get(child, (0, 0)), child) for child in left)
+        left = [(child, why) for _, child, why in self._cancels if child not in never or child in stored_with]
+        self._cancels = deque((stored_with.get(child, (0, 0)), child, why) for child, why in left)
         self._gave_up = True
 
     def leave(self) -> None:
         """Send no further command, and ignore late answers."""
         self._left = True
         self._cancels.clear()
+        self._signals.leave()
 
-    def _cancel(self, child: str) -> None:
+    def _cancel(self, child: str, payload: str) -> None:
         run, attempt = self._code.run.id, self._code.attempt
         key = f"cancelled by {run}" if attempt == 1 else f"cancelled by {run}, attempt {attempt}"
 
@@ -92,7 +105,7 @@ class Children:
                 return
             if isinstance(answer, StoreUnavailable):
                 self._host.emit("record_failed", run=run, error=str(answer))
-                self._host.later(RETRY_SECONDS, lambda: self._cancel(child))
+                self._host.later(RETRY_SECONDS, lambda: self._cancel(child, payload))
                 return
             if isinstance(answer, HoldfastError):
                 self._refused(answer)
@@ -103,7 +116,8 @@ class Children:
             self._settled()
 
         if not self._left:
-            self._host.send(PostEvent(run=child, event=RunEvent(kind="cancel", key=key)), answered)
+            event = RunEvent(kind="cancel", key=key, payload=payload)
+            self._host.send(PostEvent(run=child, event=event, parent=parent_of(self._code.run)), answered)
 
     def reclaim(self, new: NewRun) -> None:
         """Look up whether an earlier attempt has started this child, and prepare it for this attempt."""

@@ -129,9 +129,12 @@ class AsyncRunQueries:
             )
         )
 
-    async def cancel(self, run_id: str) -> None:
-        """Cancel a run, in whichever process it is driven; its `finally` blocks have 30 seconds."""
-        await self._run(self._ready().cancel(run_id))
+    async def cancel(self, run_id: str, *, reason: str | None = None) -> None:
+        """Cancel a run, in whichever process it is driven; its `finally` blocks have 30 seconds.
+
+        The run and its callers see the `reason`. If the run was cancelled before, that cancel's reason counts.
+        """
+        await self._run(self._ready().cancel(run_id, reason))
 
     async def retry(self, run_id: str) -> RunInfo:
         """Continue a failed run from the step that failed, or let a blocked run be tried at once."""
@@ -210,8 +213,10 @@ class _BaseRuns:
         name: str,
         payload: Any,
         idempotency_key: str | None,
+        timeout: Duration | None,
+        delay: Duration | None,
     ) -> Flow[str]:
-        new = self._queries.new_run(workflow, input, id=id, idempotency_key=None)
+        new = self._queries.new_run(workflow, input, id=id, idempotency_key=None, timeout=timeout, delay=delay)
         event = self._queries.signal_event(name, payload, idempotency_key)
         outcome = yield from self._queries.start_or_signal(new, event, workflow=workflow)
         return outcome.run.id
@@ -238,6 +243,8 @@ class Runs(_BaseRuns):
         idempotency_key: str | None = None,
         attributes: Mapping[str, Scalar] | None = None,
         priority: int = 0,
+        timeout: Duration | None = None,
+        delay: Duration | None = None,
         connection: Any = None,
     ) -> str: ...
     @overload
@@ -250,6 +257,8 @@ class Runs(_BaseRuns):
         idempotency_key: str | None = None,
         attributes: Mapping[str, Scalar] | None = None,
         priority: int = 0,
+        timeout: Duration | None = None,
+        delay: Duration | None = None,
         connection: Any = None,
     ) -> str: ...
     @overload
@@ -263,6 +272,8 @@ class Runs(_BaseRuns):
         idempotency_key: str | None = None,
         attributes: Mapping[str, Scalar] | None = None,
         priority: int = 0,
+        timeout: Duration | None = None,
+        delay: Duration | None = None,
         connection: Any = None,
         require_definition: bool = False,
     ) -> str: ...
@@ -276,6 +287,8 @@ class Runs(_BaseRuns):
         idempotency_key: str | None = None,
         attributes: Mapping[str, Scalar] | None = None,
         priority: int = 0,
+        timeout: Duration | None = None,
+        delay: Duration | None = None,
         connection: Any = None,
         require_definition: bool = False,
     ) -> str:
@@ -284,11 +297,14 @@ class Runs(_BaseRuns):
         The id must be new, unless `on_existing` is "use", which returns the run that has it, or "replace_ended", which
         starts the run in the place of one that has ended and is kept as `<id>~<n>`.
 
+        `timeout` is used instead of that of the workflow. With `delay` the run begins after that time, at the earliest,
+        by the store's clock. Until then it is pending, keeps its signals, and holds its places in limits.
+
         With `connection`, inside the transaction that is open on it: rolled back, the run never existed. With
         `require_definition`, a start by name is refused while no engine has published the workflow and its limits.
         """
         options: dict[str, Any] = {"id": id, "idempotency_key": idempotency_key, "attributes": attributes}
-        options |= {"priority": priority, "on_existing": on_existing}
+        options |= {"priority": priority, "on_existing": on_existing, "timeout": timeout, "delay": delay}
         if connection is not None:
             new = self._queries.new_run(workflow, input, **options)
             started = self._queries.start_within(
@@ -309,6 +325,8 @@ class Runs(_BaseRuns):
         name: str,
         payload: Any = None,
         idempotency_key: str | None = None,
+        timeout: Duration | None = None,
+        delay: Duration | None = None,
     ) -> str: ...
     @overload
     def start_or_signal(
@@ -319,6 +337,8 @@ class Runs(_BaseRuns):
         name: str,
         payload: Any = None,
         idempotency_key: str | None = None,
+        timeout: Duration | None = None,
+        delay: Duration | None = None,
     ) -> str: ...
     @overload
     def start_or_signal(
@@ -330,6 +350,8 @@ class Runs(_BaseRuns):
         name: str,
         payload: Any = None,
         idempotency_key: str | None = None,
+        timeout: Duration | None = None,
+        delay: Duration | None = None,
     ) -> str: ...
     def start_or_signal(
         self,
@@ -340,6 +362,8 @@ class Runs(_BaseRuns):
         name: str,
         payload: Any = None,
         idempotency_key: str | None = None,
+        timeout: Duration | None = None,
+        delay: Duration | None = None,
     ) -> str:
         """Send a signal to the run with this id; if there is none that has not ended, start one with this signal.
 
@@ -347,7 +371,14 @@ class Runs(_BaseRuns):
         nothing is started or sent. Returns the id. If a limit does not admit the new run, the signal is not sent.
         """
         flow = self._start_or_signal(
-            workflow, input, id=id, name=name, payload=payload, idempotency_key=idempotency_key
+            workflow,
+            input,
+            id=id,
+            name=name,
+            payload=payload,
+            idempotency_key=idempotency_key,
+            timeout=timeout,
+            delay=delay,
         )
         return run(flow, self._client.runtime.batchers)
 
@@ -421,9 +452,9 @@ class Runs(_BaseRuns):
         )
         return run(flow, self._client.runtime.batchers)
 
-    def cancel(self, run_id: str) -> None:
-        """Cancel a run."""
-        run(self._queries.cancel(run_id), self._client.runtime.batchers)
+    def cancel(self, run_id: str, *, reason: str | None = None) -> None:
+        """Cancel a run. The run and its callers see the `reason`; the reason of the first cancel counts."""
+        run(self._queries.cancel(run_id, reason), self._client.runtime.batchers)
 
     @overload
     def result(self, run_id: str, timeout: Duration | None = None, *, workflow: Workflow[Any, O]) -> O: ...
@@ -514,6 +545,8 @@ class AsyncRuns(_BaseRuns, AsyncRunQueries):
         idempotency_key: str | None = None,
         attributes: Mapping[str, Scalar] | None = None,
         priority: int = 0,
+        timeout: Duration | None = None,  # noqa: ASYNC109
+        delay: Duration | None = None,
         connection: Any = None,
     ) -> str: ...
     @overload
@@ -526,6 +559,8 @@ class AsyncRuns(_BaseRuns, AsyncRunQueries):
         idempotency_key: str | None = None,
         attributes: Mapping[str, Scalar] | None = None,
         priority: int = 0,
+        timeout: Duration | None = None,  # noqa: ASYNC109
+        delay: Duration | None = None,
         connection: Any = None,
     ) -> str: ...
     @overload
@@ -539,6 +574,8 @@ class AsyncRuns(_BaseRuns, AsyncRunQueries):
         idempotency_key: str | None = None,
         attributes: Mapping[str, Scalar] | None = None,
         priority: int = 0,
+        timeout: Duration | None = None,  # noqa: ASYNC109
+        delay: Duration | None = None,
         connection: Any = None,
         require_definition: bool = False,
     ) -> str: ...
@@ -552,6 +589,8 @@ class AsyncRuns(_BaseRuns, AsyncRunQueries):
         idempotency_key: str | None = None,
         attributes: Mapping[str, Scalar] | None = None,
         priority: int = 0,
+        timeout: Duration | None = None,  # noqa: ASYNC109
+        delay: Duration | None = None,
         connection: Any = None,
         require_definition: bool = False,
     ) -> str:
@@ -560,12 +599,15 @@ class AsyncRuns(_BaseRuns, AsyncRunQueries):
         The id must be new, unless `on_existing` is "use", which returns the run that has it, or "replace_ended", which
         starts the run in the place of one that has ended and is kept as `<id>~<n>`.
 
+        `timeout` is used instead of that of the workflow. With `delay` the run begins after that time, at the earliest,
+        by the store's clock. Until then it is pending, keeps its signals, and holds its places in limits.
+
         With `connection`, the run is started in the transaction that is open on this synchronous connection, which is
         used in another thread meanwhile (a sqlite3 connection needs `check_same_thread=False`). With
         `require_definition`, a start by name is refused while no engine has published the workflow and its limits.
         """
         options: dict[str, Any] = {"id": id, "idempotency_key": idempotency_key, "attributes": attributes}
-        options |= {"priority": priority, "on_existing": on_existing}
+        options |= {"priority": priority, "on_existing": on_existing, "timeout": timeout, "delay": delay}
         if connection is not None:
             new = self._queries.new_run(workflow, input, **options)
             started = await self._start_within(connection, new, workflow, require_definition=require_definition)
@@ -582,6 +624,8 @@ class AsyncRuns(_BaseRuns, AsyncRunQueries):
         name: str,
         payload: Any = None,
         idempotency_key: str | None = None,
+        timeout: Duration | None = None,  # noqa: ASYNC109
+        delay: Duration | None = None,
     ) -> str: ...
     @overload
     async def start_or_signal(
@@ -592,6 +636,8 @@ class AsyncRuns(_BaseRuns, AsyncRunQueries):
         name: str,
         payload: Any = None,
         idempotency_key: str | None = None,
+        timeout: Duration | None = None,  # noqa: ASYNC109
+        delay: Duration | None = None,
     ) -> str: ...
     @overload
     async def start_or_signal(
@@ -603,6 +649,8 @@ class AsyncRuns(_BaseRuns, AsyncRunQueries):
         name: str,
         payload: Any = None,
         idempotency_key: str | None = None,
+        timeout: Duration | None = None,  # noqa: ASYNC109
+        delay: Duration | None = None,
     ) -> str: ...
     async def start_or_signal(
         self,
@@ -613,6 +661,8 @@ class AsyncRuns(_BaseRuns, AsyncRunQueries):
         name: str,
         payload: Any = None,
         idempotency_key: str | None = None,
+        timeout: Duration | None = None,  # noqa: ASYNC109
+        delay: Duration | None = None,
     ) -> str:
         """Send a signal to the run with this id; if there is none that has not ended, start one with this signal.
 
@@ -620,7 +670,14 @@ class AsyncRuns(_BaseRuns, AsyncRunQueries):
         nothing is started or sent. Returns the id. If a limit does not admit the new run, the signal is not sent.
         """
         flow = self._start_or_signal(
-            workflow, input, id=id, name=name, payload=payload, idempotency_key=idempotency_key
+            workflow,
+            input,
+            id=id,
+            name=name,
+            payload=payload,
+            idempotency_key=idempotency_key,
+            timeout=timeout,
+            delay=delay,
         )
         return await self._run(flow)
 

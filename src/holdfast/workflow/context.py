@@ -10,18 +10,18 @@ import uuid
 from collections.abc import Callable, Coroutine, MutableMapping
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
 import msgspec
 
 from ..errors import InvalidOption, InvalidValue, InvalidWorkflow, NotInWorkflow
-from ..rules.runs.record import NewRun, RunEvent, Scalar, generation_id, workflow_of
+from ..rules.runs.record import RunEvent, Scalar, generation_id, workflow_of
 from ..rules.slot import Address
 from ..runtime.codec import encode_value
 from ..state.compare_and_swap import Decide
 from ..validation import Duration, checked_key, seconds
 from . import journal
-from .attempts import marked
+from .context_children import ContextChildren
 from .context_locks import ContextLocks
 from .context_requests import ContextRequests
 from .context_state import RunStates
@@ -30,15 +30,13 @@ from .definition import (
     ONCE,
     Retry,
     Step,
-    Workflow,
     checked_heartbeat_timeout,
     checked_name,
     checked_retry,
     current_context,
     step_of,
 )
-from .limits import places_of
-from .start import checked_attributes, checked_run_id
+from .start import checked_attributes
 from .stream_writers import StreamWriter
 
 if TYPE_CHECKING:
@@ -46,8 +44,6 @@ if TYPE_CHECKING:
     from .step_heartbeats import AttemptHeartbeats
     from .step_streams import AttemptStreams
 
-I = TypeVar("I")  # noqa: E741
-O = TypeVar("O")  # noqa: E741
 R = TypeVar("R")
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -185,19 +181,7 @@ class Received(NamedTuple):
     value: Any
 
 
-class ChildHandle(Generic[O]):
-    """A child that was started. Await `result()` for its result."""
-
-    def __init__(self, context: Context, id: str, output: Any) -> None:
-        self._context, self.id, self._output = context, id, output
-
-    async def result(self) -> O:
-        """Wait for the child's end. Raises `WorkflowFailed` if it did not complete."""
-        value: O = await self._context._child_result(self.id, self._output)  # noqa: SLF001
-        return value
-
-
-class Context(ContextLocks, ContextRequests):
+class Context(ContextLocks, ContextRequests, ContextChildren):
     """The context of one run."""
 
     def __init__(self, code: Replay, *, seed: str) -> None:
@@ -400,6 +384,12 @@ class Context(ContextLocks, ContextRequests):
         self._code.check()
         return self._code.delivered
 
+    @property
+    def cancel_reason(self) -> str | None:
+        """Why this run was cancelled, as in the message of the `asyncio.CancelledError`; None without a reason."""
+        self._code.check()
+        return self._code.cancel_reason
+
     def continue_as_new(self, input: Any = None) -> ContinueAsNew:
         """Begin again with a new input and an empty history: `raise ctx.continue_as_new(input)`.
 
@@ -513,63 +503,6 @@ class Context(ContextLocks, ContextRequests):
         finally:
             self._collected = [one for one in self._collected if one is not found]
         return [signal.value for signal in found]
-
-    @overload
-    def start_child(
-        self, workflow: Workflow[I, O], input: I, *, id: str | None = None
-    ) -> Coroutine[Any, Any, ChildHandle[O]]: ...
-    @overload
-    def start_child(
-        self, workflow: Workflow[None, O], *, id: str | None = None
-    ) -> Coroutine[Any, Any, ChildHandle[O]]: ...
-    async def start_child(
-        self, workflow: Workflow[Any, Any], input: Any = None, *, id: str | None = None
-    ) -> ChildHandle[Any]:
-        """Start a run of another workflow as a child of this one, and continue."""
-        if self._code.over:
-            await self._code.out()
-        self._code.check()
-        if not isinstance(workflow, Workflow):
-            raise InvalidOption(f"{workflow!r} is no workflow: a child is started by its function, made by @workflow")
-        place = self._next_id(workflow.name)
-        run = generation_id(self.run_id, self.generation)
-        own = self._code.inherited_child(place)
-        own = own or marked(f"{run}/{place}", self.attempt)  # a later attempt may give it another input
-        child = checked_key(own, what="run id") if id is None else checked_run_id(id)
-        what = f"the input of {workflow.name!r}"
-        value = workflow.given(input)
-        text = encode_value(value, workflow.input_type, what=what, max_bytes=self._code.max_bytes)
-        new = NewRun(
-            id=child,
-            type=workflow.type,
-            input=text,
-            request=f"{run}:{place}",
-            parent=self.run_id,
-            root=self._code.run.root,
-            places=places_of(workflow.terms, workflow.name, workflow.limits, text, workflow.input_type),
-        )
-        self._code.start_child(new)
-        return ChildHandle(self, child, workflow.output_type)
-
-    @overload
-    def child(self, workflow: Workflow[I, O], input: I, *, id: str | None = None) -> Coroutine[Any, Any, O]: ...
-    @overload
-    def child(self, workflow: Workflow[None, O], *, id: str | None = None) -> Coroutine[Any, Any, O]: ...
-    async def child(self, workflow: Workflow[Any, Any], input: Any = None, *, id: str | None = None) -> Any:
-        """Start a child and wait for its result. Raises `WorkflowFailed` if it does not complete."""
-        handle = await self.start_child(workflow, input, id=id)
-        return await handle.result()
-
-    async def _child_result(self, id: str, output: Any) -> Any:
-        if self._code.over:
-            await self._code.out()
-        try:
-            text = await self._code.wait_for_child(id)
-        except asyncio.CancelledError:
-            self._code.cancel_child(id)
-            raise
-        what = f"the result of the run {id!r}"
-        return await self._code.read(text, output, id=f"child:{id}", what=what, recorded=True)
 
     async def set_attributes(self, **attributes: Scalar) -> None:
         """Set attributes by which lists find this run; attributes that are not named stay."""

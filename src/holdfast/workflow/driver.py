@@ -28,12 +28,16 @@ from ..errors import (
     WorkflowFailed,
 )
 from ..rules.lock_outcomes import Outcome
+from ..rules.runs.cancel_reasons import reason_in
 from ..rules.runs.outcomes import AnsweredMeanwhile, Blocked, Claim, Recorded, RunRefused
 from ..rules.runs.record import Continue, End, Ending, Finish, NewRun, Park, Run, RunEvent, workflow_of
 from ..runtime.codec import encode_value
 from . import journal as j
+from .cancelling import cancelled_error
+from .child_signals import ChildEnd
 from .children import Children
 from .context import SlotWork, StepCall
+from .context_children import ChildSignal
 from .continuing import continues, may_continue, next_generation, unread_error, unread_signals
 from .definition import Workflow
 from .driver_host import DriverHost
@@ -113,7 +117,7 @@ class Driver:
             self._code.attempt, self._code.earlier = self._pause.attempt, self._pause.earlier
             self._code.receive(claim.events)
             for child in self._pause.entry.children:  # an earlier driver may have crashed before it sent these cancels
-                self._children.cancel(child, (0, 0))
+                self._children.cancel(child, (0, 0), self._pause.why)
         self._busy = False
         self._advance()
 
@@ -136,6 +140,9 @@ class Driver:
                 self.reclaim(new)
         if not code.unstarted and code.attributes is None and code.details is None:
             self._recorder.writes_are_stored()
+        if code.signals_again:
+            signals, code.signals_again = code.signals_again, []
+            self._effect(partial(self._children.signal_again, signals))
         for call in code.calls.values():
             self.called(call)
 
@@ -228,7 +235,14 @@ class Driver:
         """The run as it ended here; None if it did not end here."""
         if self.left != "ended" or not isinstance(self.end, Finish):
             return None
-        return replace(self.run, status=self.end.status, result=self.end.result)
+        reason = self._cancel_reason or self.run.cancel_reason
+        return replace(self.run, status=self.end.status, result=self.end.result, cancel_reason=reason)
+
+    @property
+    def _cancel_reason(self) -> str | None:
+        """Why the run was cancelled: by the cancel that was delivered, or that ends a pause."""
+        code, cancel = self._code, self._code.first_cancel
+        return reason_in(cancel.payload) if code.end_as is None and cancel is not None else code.cancel_reason
 
     @property
     def can_park(self) -> bool:
@@ -281,9 +295,9 @@ class Driver:
         if call.running is not None and self.left is None:
             call.running.cancel()
 
-    def cancel_child(self, id: str) -> None:
+    def cancel_child(self, id: str, reason: str) -> None:
         """Cancel a child, once. The run does not end before that was answered."""
-        self._children.cancel(id, self._recorder.barrier())
+        self._children.cancel(id, self._recorder.barrier(), reason)
 
     def reclaim(self, new: NewRun) -> None:
         """A child is requested that an earlier attempt of the workflow may have started."""
@@ -407,7 +421,8 @@ class Driver:
         end = pause.ending(
             now=self.host.now(),
             deadline=self._deadline(),
-            cancelled=any(event.kind == "cancel" for event in code.inbox.values()),
+            cancelled=code.first_cancel is not None,
+            reason=self._cancel_reason,
             children=self._children.busy or pause.has_children(code.ends, self._children.ended),
             in_memory=code.root is not None,
         )
@@ -417,9 +432,10 @@ class Driver:
             self.end = end
 
     def _deadline(self) -> int | None:
-        if self.workflow.timeout is None or self._code.end_as is not None:
+        timeout = self._code.timeout
+        if timeout is None or self._code.end_as is not None:
             return None
-        return (self.run.started_at or self.run.created_at) + self.workflow.timeout + self.run.blocked_for
+        return (self.run.started_at or self.run.created_at) + timeout + self.run.blocked_for
 
     def _conclude(self) -> None:
         """The code has ended: decide how the run ends."""
@@ -429,9 +445,13 @@ class Driver:
             if code.end_as is None:
                 self._continue(code.continuing.input, "asked")
             else:
-                self._finish(code.end_as, asyncio.CancelledError("the run was cancelled before it could continue"))
+                self._finish(
+                    code.end_as, cancelled_error("the run was cancelled before it could continue", code.cancel_reason)
+                )
         elif root.cancelled():
-            self._finish(code.end_as or "failed", asyncio.CancelledError("the workflow code was cancelled"))
+            self._finish(
+                code.end_as or "failed", cancelled_error("the workflow code was cancelled", code.cancel_reason)
+            )
         elif (error := root.exception()) is not None:
             self._finish(code.end_as or "failed", refusal_in(error) or error)
         else:
@@ -488,9 +508,9 @@ class Driver:
             children = self._code.children
             entry = j.BegunAgain(at=now, again_at=again_at, error=failure, children=children)
             self.noted(entry)
-            for child in children:
-                self._children.cancel(child, self._recorder.barrier())
             self._pause = Pause(entry, attempt=attempt, earlier=self._code.earlier)  # `_in_pause` decides how it begins
+            for child in children:
+                self._children.cancel(child, self._recorder.barrier(), self._pause.why)
         else:
             self.end = Finish(status, j.write_failure(failure))
 
@@ -578,6 +598,9 @@ class Driver:
         code = self._code
         if code.calls.get(call.id) is not call:
             return
+        if isinstance(call.function, ChildSignal):
+            self._children.signal(call, self._signalled)
+            return
         if call.attempts == 0 and (tried := code.tries.pop(call.id, None)) is not None:  # before this replay
             call.attempts = tried.attempts
             if tried.again_at > self.host.now():
@@ -601,6 +624,11 @@ class Driver:
                 self._deliver_new(entry)
 
         self._deliver_when_free(deliver)
+
+    def _signalled(self, call: StepCall, answer: ChildEnd | None) -> None:
+        """A signal to a child was sent; with an answer, it was not, because the child has ended."""
+        if not call.future.done():
+            self._step_reported(call, self._steps.done(call, answer))
 
     # -- transactions -----------------------------------------------------------------------------------
 

@@ -93,9 +93,9 @@ class RunHandle(Generic[O]):
         """Everything about the run as it is now."""
         return await self._run(self._queries.get(self.id))
 
-    async def cancel(self) -> None:
-        """Cancel the run."""
-        await self._run(self._queries.cancel(self.id))
+    async def cancel(self, reason: str | None = None) -> None:
+        """Cancel the run. The run and its callers see the reason; the reason of the first cancel counts."""
+        await self._run(self._queries.cancel(self.id, reason))
 
     async def signal(self, name: str, payload: Any = None, *, idempotency_key: str | None = None) -> None:
         """Send the run a signal."""
@@ -326,6 +326,8 @@ class Engine(AsyncRunQueries, AsyncOnly):
         idempotency_key: str | None = None,
         attributes: Mapping[str, Scalar] | None = None,
         priority: int = 0,
+        timeout: Duration | None = None,  # noqa: ASYNC109
+        delay: Duration | None = None,
         connection: Any = None,
     ) -> RunHandle[O]: ...
     @overload
@@ -338,6 +340,8 @@ class Engine(AsyncRunQueries, AsyncOnly):
         idempotency_key: str | None = None,
         attributes: Mapping[str, Scalar] | None = None,
         priority: int = 0,
+        timeout: Duration | None = None,  # noqa: ASYNC109
+        delay: Duration | None = None,
         connection: Any = None,
     ) -> RunHandle[O]: ...
     @overload
@@ -351,6 +355,8 @@ class Engine(AsyncRunQueries, AsyncOnly):
         idempotency_key: str | None = None,
         attributes: Mapping[str, Scalar] | None = None,
         priority: int = 0,
+        timeout: Duration | None = None,  # noqa: ASYNC109
+        delay: Duration | None = None,
         connection: Any = None,
         require_definition: bool = False,
     ) -> RunHandle[Any]: ...
@@ -364,6 +370,8 @@ class Engine(AsyncRunQueries, AsyncOnly):
         idempotency_key: str | None = None,
         attributes: Mapping[str, Scalar] | None = None,
         priority: int = 0,
+        timeout: Duration | None = None,  # noqa: ASYNC109
+        delay: Duration | None = None,
         connection: Any = None,
         require_definition: bool = False,
     ) -> RunHandle[Any]:
@@ -372,6 +380,9 @@ class Engine(AsyncRunQueries, AsyncOnly):
         The id must be new, unless `on_existing` is "use", which returns the run that has the id, whether it has ended
         or not; or "replace_ended", which starts the run in the place of one that has ended. That one is kept as
         `<id>~<n>`, where n is its generation, and callers that wait for its result get it.
+
+        `timeout` is used instead of that of the workflow. With `delay` the run begins after that time, at the earliest,
+        by the store's clock. Until then it is pending, keeps its signals, and holds its places in limits.
 
         With `connection`, the run is started in the transaction that is open on this synchronous connection, which is
         used in another thread meanwhile (a sqlite3 connection needs `check_same_thread=False`).
@@ -386,11 +397,13 @@ class Engine(AsyncRunQueries, AsyncOnly):
             attributes=attributes,
             priority=priority,
             on_existing=on_existing,
+            timeout=timeout,
+            delay=delay,
         )
         new = replace(new, code=self._version) if self._version else new
         if connection is not None:
             started = await self._start_within(connection, new, known, require_definition=require_definition)
-        elif new.type not in self._workflows or worker.room < 1:
+        elif new.type not in self._workflows or worker.room < 1 or new.delay:
             started = await self._run(queries.start(new, workflow=known, require_definition=require_definition))
         else:
             worker.expect(new.id)
@@ -441,6 +454,8 @@ class Engine(AsyncRunQueries, AsyncOnly):
         name: str,
         payload: Any = None,
         idempotency_key: str | None = None,
+        timeout: Duration | None = None,  # noqa: ASYNC109
+        delay: Duration | None = None,
     ) -> RunHandle[O]: ...
     @overload
     async def start_or_signal(
@@ -451,6 +466,8 @@ class Engine(AsyncRunQueries, AsyncOnly):
         name: str,
         payload: Any = None,
         idempotency_key: str | None = None,
+        timeout: Duration | None = None,  # noqa: ASYNC109
+        delay: Duration | None = None,
     ) -> RunHandle[O]: ...
     @overload
     async def start_or_signal(
@@ -462,6 +479,8 @@ class Engine(AsyncRunQueries, AsyncOnly):
         name: str,
         payload: Any = None,
         idempotency_key: str | None = None,
+        timeout: Duration | None = None,  # noqa: ASYNC109
+        delay: Duration | None = None,
     ) -> RunHandle[Any]: ...
     async def start_or_signal(
         self,
@@ -472,6 +491,8 @@ class Engine(AsyncRunQueries, AsyncOnly):
         name: str,
         payload: Any = None,
         idempotency_key: str | None = None,
+        timeout: Duration | None = None,  # noqa: ASYNC109
+        delay: Duration | None = None,
     ) -> RunHandle[Any]:
         """Send a signal to the run with this id; if there is none that has not ended, start one with this signal.
 
@@ -481,10 +502,10 @@ class Engine(AsyncRunQueries, AsyncOnly):
         """
         queries, worker = self._open()
         known = self._named(workflow)
-        new = queries.new_run(known, input, id=id, idempotency_key=None)
+        new = queries.new_run(known, input, id=id, idempotency_key=None, timeout=timeout, delay=delay)
         new = replace(new, code=self._version) if self._version else new
         event = queries.signal_event(name, payload, idempotency_key)
-        if new.type not in self._workflows or worker.room < 1:
+        if new.type not in self._workflows or worker.room < 1 or new.delay:
             return self._handle_of(await self._run(queries.start_or_signal(new, event, workflow=known)), known)
         worker.expect(new.id)
         try:

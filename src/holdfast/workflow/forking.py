@@ -52,6 +52,7 @@ def start_with(queries: RunQueries, claim: Claim, id: str, past: Past, *, input:
         request=secrets.token_hex(8),
         attributes=run.attributes,
         priority=run.priority,
+        timeout=run.timeout,
     )
     started = yield from queries.start(new, workflow=run.workflow, past=past)
     if started.run.id != id:  # a limit returned the run that is there instead

@@ -79,7 +79,7 @@ class _NoEffects:
     def dropped(self, call: StepCall) -> None:
         """There is no step to stop."""
 
-    def cancel_child(self, id: str) -> None:
+    def cancel_child(self, id: str, reason: str) -> None:
         """Do not cancel a child."""
 
     def reclaim(self, new: NewRun) -> None:

@@ -108,8 +108,9 @@ def checked(history: RunHistory) -> Claim:
         raise _damaged(run, f"the run has {run.length} entries, and the file {len(entries)}")
     if numbers != sorted({number for number in numbers if 0 < number <= run.posted}):
         raise _damaged(run, "the numbers of its events are not in order")
-    times = (run.created_at, run.started_at, run.ended_at, run.fence, run.posted, run.claims, run.priority, run.arrival)
-    if any(time is not None and abs(time) > LARGEST for time in times):
+    times = (run.created_at, run.started_at, run.ended_at, run.timeout, run.not_before)
+    counts = (run.fence, run.posted, run.claims, run.priority, run.arrival)
+    if any(number is not None and abs(number) > LARGEST for number in (*times, *counts)):
         raise _damaged(run, "a number is too large")
     if run.living == (run.ended_at is not None):
         raise _damaged(run, f"it is {run.status}, and ended at {run.ended_at}")

@@ -7,13 +7,13 @@ same time.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
 from ..rules.runs.record import Ending, Finish, Park
 from . import journal as j
+from .cancelling import cancelled_error
 from .failures import failure_of
 
 
@@ -24,6 +24,11 @@ class Pause(msgspec.Struct, frozen=True):
     attempt: int
     earlier: int
 
+    @property
+    def why(self) -> str:
+        """Why the children of the attempt are cancelled."""
+        return f"its attempt {self.attempt} has failed"
+
     def has_children(self, ends: Mapping[str, int], ended: Collection[str]) -> bool:
         """Whether a child of the failed attempt may not have ended.
 
@@ -32,7 +37,14 @@ class Pause(msgspec.Struct, frozen=True):
         return any(child not in ended and ends.get(child, 0) <= self.earlier for child in self.entry.children)
 
     def ending(
-        self, *, now: int, deadline: int | None, cancelled: bool, children: bool, in_memory: bool
+        self,
+        *,
+        now: int,
+        deadline: int | None,
+        cancelled: bool,
+        children: bool,
+        in_memory: bool,
+        reason: str | None = None,
     ) -> Ending | None:
         """How the run is parked or ended in this pause; None: the next attempt begins now.
 
@@ -40,7 +52,7 @@ class Pause(msgspec.Struct, frozen=True):
         attempt is still in memory: then the run is parked, and the worker that claims it next begins the attempt.
         """
         if cancelled:
-            error = asyncio.CancelledError("the run was cancelled in the pause between two attempts")
+            error = cancelled_error("the run was cancelled in the pause between two attempts", reason)
             return Finish("cancelled", j.write_failure(failure_of(error)))
         if deadline is not None and now >= deadline:
             return Finish("timed_out", j.write_failure(self.entry.error))

@@ -25,6 +25,7 @@ from ..errors import (
     WorkflowFailed,
 )
 from ..platform import elapsed
+from ..rules.runs.cancel_reasons import cancel_payload, limit_reason
 from ..rules.runs.heartbeat_records import StepHeartbeat
 from ..rules.runs.outcomes import Claim, Limited, Posted, RunPage, RunRefused, RunSeen
 from ..rules.runs.record import (
@@ -39,13 +40,15 @@ from ..rules.runs.record import (
     Status,
     ended_key,
     is_child_of,
+    never_began,
 )
 from ..rules.runs.repository import RunFilter
 from ..rules.runs.tree import TREE_MEMBER, TreeMember, tree_prefix
 from ..runtime.codec import decode_value
 from ..runtime.flows import Flow, Wait, send
-from ..validation import Duration, checked_count, checked_key, seconds
+from ..validation import MICROSECONDS, Duration, checked_count, checked_key, seconds
 from . import journal as j
+from .cancelling import checked_reason
 from .definition import Workflow
 from .limits import exceeded
 from .start import RunStarter, checked_attributes
@@ -80,8 +83,7 @@ class LimitCancelInfo(msgspec.Struct, frozen=True, kw_only=True):
     run: str | None = None
 
     def __str__(self) -> str:
-        started = "it" if self.run is None else f"the run {self.run!r}"
-        return f"the limit {self.limit!r} was full when {started} started"
+        return limit_reason(self.limit, self.run or "")
 
 
 class HeartbeatInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,8 +114,10 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     `generation` counts the histories that its id has had: `started_at` and `entries` are about the current one;
     `continued_at` is when the run itself began a new one. `replaces` is the id under which the ended run is kept that
     this one has replaced; `replaced_by` is the id of the run that has replaced this one. `cancelled_by` is the limit
-    that has cancelled it. `details` is what its code has set by `ctx.set_details`. `heartbeats` are the last ones of
-    steps that have no result yet.
+    that has cancelled it; `cancel_reason` is the reason of the first cancel that was requested. `timeout` is its own
+    one, in seconds, if its start has given one; `starts_at` is when a run begins, at the earliest, whose start was
+    delayed and that has not begun. `details` is what its code has set by `ctx.set_details`. `heartbeats` are the last
+    ones of steps that have no result yet.
     """
 
     id: str
@@ -139,6 +143,9 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     replaces: str | None = None
     replaced_by: str | None = None
     cancelled_by: LimitCancelInfo | None = None
+    cancel_reason: str | None = None
+    timeout: float | None = None
+    starts_at: datetime | None = None
     details: Any = None
     heartbeats: tuple[HeartbeatInfo, ...] = ()
 
@@ -201,10 +208,11 @@ class RunQueries(RunStarter):
         """Send a signal. With the same idempotency key it counts once."""
         yield from self.post(run_id, self.signal_event(name, payload, idempotency_key))
 
-    def cancel(self, run_id: str) -> Flow[None]:
+    def cancel(self, run_id: str, reason: str | None = None) -> Flow[None]:
         """Request the cancellation of a run; a second request has no effect."""
+        payload = cancel_payload(checked_reason(reason))
         try:
-            yield from self.post(run_id, RunEvent(kind="cancel", key="cancel"))
+            yield from self.post(run_id, RunEvent(kind="cancel", key="cancel", payload=payload))
         except RunEnded as error:
             if error.status != "cancelled":
                 raise
@@ -552,6 +560,9 @@ def info(run: Run, holder: str = "") -> RunInfo:
         replaces=run.replaces or None,
         replaced_by=run.replaced_by or None,
         cancelled_by=None if run.cancelled_by is None else _cancel_info(run.cancelled_by),
+        cancel_reason=_reason_of(run) or None,
+        timeout=None if run.timeout is None else run.timeout / MICROSECONDS,
+        starts_at=_time(run.not_before) if run.not_before is not None and never_began(run) else None,
         details=None if run.details is None else msgspec.json.decode(run.details),
         heartbeats=tuple(map(_heartbeat_info, run.heartbeats)),
     )
@@ -571,6 +582,12 @@ def _cancel_info(cause: LimitCancel) -> LimitCancelInfo:
     return LimitCancelInfo(limit=cause.limit, run=cause.run or None)
 
 
+def _reason_of(run: Run) -> str:
+    """Why a run was cancelled; empty if that is not known."""
+    cause = run.cancelled_by
+    return run.cancel_reason if cause is None else limit_reason(cause.limit, cause.run)
+
+
 def _successor(run: Run) -> str:
     """A sentence about the run that has replaced this one, if there is one."""
     return f" The run {run.replaced_by!r} has replaced it." if run.replaced_by else ""
@@ -587,8 +604,8 @@ def result_of(run: Run, output: Any) -> Any:
     if run.status == "completed":
         return decode_value(run.result or "null", output, what=f"the result of the run {run.id!r}")
     failure = j.read_failure(run.result or "")
-    cause = run.cancelled_by if run.status == "cancelled" and run.started_at is not None else None
-    by = "" if cause is None else f" ({_cancel_info(cause)})"
+    reason = _reason_of(run) if run.status == "cancelled" and run.started_at is not None else ""
+    by = f" ({reason})" if reason and reason not in failure.message else ""
     raise WorkflowFailed(
         f"the run {run.id!r} of {run.workflow!r} is {run.status}: {failure}{by}",
         run_id=run.id,

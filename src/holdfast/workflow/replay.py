@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import msgspec
 
 from ..errors import HoldfastError, InvalidValue, NonDeterminismError, NotInWorkflow, WorkflowFailed
+from ..rules.runs.cancel_reasons import reason_in
 from ..rules.runs.record import End, EventKind, NewRun, Run, RunEvent, Scalar, generation_id
 from ..runtime.codec import decode_value, output_of
 from . import journal as j
@@ -22,8 +23,9 @@ from .attempts import is_marked, marked
 from .blocking_code import BlockingCodeWatch
 from .code_streams import CodeStreams
 from .context import Context, Received, SlotWork, StepCall, untaken_signals
+from .context_children import ChildSignal, signal_of
 from .continuing import ContinueAsNew
-from .definition import Workflow, current_context
+from .definition import ONCE, Workflow, current_context
 from .failures import step_failed
 from .loop import WorkflowLoop
 from .patches import Patches, begins_here
@@ -84,8 +86,8 @@ class Effects(Protocol):
     def dropped(self, call: StepCall) -> None:
         """The code does not wait for a step any more."""
 
-    def cancel_child(self, id: str) -> None:
-        """A child is to be cancelled."""
+    def cancel_child(self, id: str, reason: str) -> None:
+        """A child is to be cancelled, for this reason if there is one."""
 
     def reclaim(self, new: NewRun) -> None:
         """A child is requested that an earlier attempt may have started."""
@@ -130,6 +132,8 @@ class Replay:
         """Events up to this number belong to earlier attempts."""
         self.after_others = self.restarted = False
         """Whether earlier attempts, of this run or of one above it, or a removed history may have started children."""
+        self.signals_again: list[StepCall] = []
+        """Signals that the run of which this one is a fork has sent to children that this run starts again."""
         self.unclaimed: set[str] = set()
         """Children that are being looked up: an earlier attempt may have left them for this one."""
         self.input_unreadable = False
@@ -146,6 +150,8 @@ class Replay:
         self._inherits = False  # the entries that are being delivered are those of the other run
         self.preface: j.Begun | None = None  # written before the first entry that is recorded
         self.end_as: End | None = None
+        self.cancel_reason: str | None = None
+        """Why the run was cancelled, if its cancel was delivered and says why."""
         self.stop_at: int | None = None  # the end of the grace period after a cancel
         self._effects = effects
         self._input, self._input_text = None, "null"  # as it was read, and as it is stored
@@ -172,6 +178,7 @@ class Replay:
         self.attempt = 1 + len(again)
         self.forked = entries[0] if entries and isinstance(entries[0], j.Forked) else None
         self._inherits = self.forked is not None
+        self.signals_again = []
         self.loop.now = self._beginning(entries)
         self.replay_locks = ReplayLocks(self)
         before = entries[:start] if again else None
@@ -190,6 +197,7 @@ class Replay:
             self._inherits = self.forked is not None and index <= self.forked.kept
             self.deliver(entries[index])
         self._inherits = False
+        self.signals_again = [call for call in self.signals_again if signal_of(call).child in self._children]
         self.unstarted = [new for new in self.unstarted if new.id in self._children]
         if self.attributes == self.run.attributes:
             self.attributes = None
@@ -209,6 +217,11 @@ class Replay:
                     continue
             self.inbox[event.number] = event
 
+    @property
+    def timeout(self) -> int | None:
+        """The timeout of the run in microseconds: that of its start, otherwise that of its workflow."""
+        return self.workflow.timeout if self.run.timeout is None else self.run.timeout
+
     def _beginning(self, entries: list[j.AnyEntry]) -> int:
         """When workflow time begins: when the run was first driven, or when its current attempt began."""
         if self.attempt > 1:
@@ -218,7 +231,7 @@ class Replay:
             return self.forked.began
         if begun is None:
             begun = j.Begun(at=self.run.started_at or self.run.created_at)
-            self.preface = begun if self.workflow.timeout is not None else None
+            self.preface = begun if self.timeout is not None else None
         return begun.at
 
     def _begin(self, text: str) -> None:
@@ -250,7 +263,7 @@ class Replay:
         """Whether the code has ended."""
         return self.root is None or self.root.done()
 
-    def deliver(self, entry: j.AnyEntry) -> None:  # noqa: PLR0912  (one for each kind of entry)
+    def deliver(self, entry: j.AnyEntry) -> None:  # noqa: C901, PLR0912  (one for each kind of entry)
         """Deliver an entry to the code, and run the code until it waits again."""
         self.loop.now = max(self.loop.now, entry.at)
         if isinstance(entry, NOTES):
@@ -260,6 +273,8 @@ class Replay:
             case j.StepDone():
                 call = self._call_of(entry.id, entry.args)
                 what = f"the result of the step {call.id!r}"
+                if self._inherits and isinstance(call.function, ChildSignal) and bytes(entry.value) == b"null":
+                    self.signals_again.append(call)
                 _resolve(call.future, decode_value(entry.value, call.output, what=what))
             case j.StepLost():
                 error = step_failed(entry.id, entry.error, entry.attempts)
@@ -355,6 +370,11 @@ class Replay:
         )
 
     @property
+    def first_cancel(self) -> RunEvent | None:
+        """The first cancel that was not delivered yet."""
+        return next((event for event in self.inbox.values() if event.kind == "cancel"), None)
+
+    @property
     def untaken(self) -> tuple[RunEvent, ...]:
         """Signals that were delivered, and that the code has not got."""
         return () if self.context is None else untaken_signals(self.context)
@@ -415,6 +435,27 @@ class Replay:
             **more,
         )
         self.calls[call.id] = call
+        if not self.replaying:
+            self._effects.called(call)
+        return call
+
+    def signal_child(self, signal: ChildSignal, id: str) -> StepCall:
+        """The code sends a signal to a child."""
+        function: Any = signal
+        call = StepCall(
+            id=id,
+            name=id,
+            function=function,
+            args=(),
+            options={},
+            arguments=j.arguments_hash((signal.name, signal.payload), {}),
+            output=Any,
+            retry=ONCE,
+            timeout=None,
+            transaction=False,
+            future=self.loop.create_future(),
+        )
+        self.calls[id] = call
         if not self.replaying:
             self._effects.called(call)
         return call
@@ -498,7 +539,7 @@ class Replay:
                 self._child_waits.pop(id, None)
         return result
 
-    def cancel_child(self, id: str) -> None:
+    def cancel_child(self, id: str, reason: str = "") -> None:
         """Cancel a child, once."""
         if self.over or self.continuing is not None or id in self._stopped:
             return
@@ -507,7 +548,7 @@ class Replay:
             if self._inherits and self.forked is not None:  # this run has not started it, and does not need to
                 self.refuse_child(id, WorkflowFailed(f"the child was cancelled in the run {self.forked.origin!r}"))
                 return
-            self._effects.cancel_child(id)
+            self._effects.cancel_child(id, reason)
 
     def continue_as_new(self, input: str) -> ContinueAsNew:
         """The code asks for the next generation of its run, with this input."""
@@ -612,13 +653,14 @@ class Replay:
             raise self._differs(what, instead)
 
     def _cancelled(self, entry: j.CancelAsked) -> None:
-        self.inbox.pop(entry.event, None)
+        event = self.inbox.pop(entry.event, None)
+        self.cancel_reason = (reason_in(event.payload) or None) if event is not None else None
         self.end_as = "cancelled" if entry.event else "timed_out"
         self.stop_at = entry.at + GRACE
         for child in self.living_children:
-            self.cancel_child(child)
+            self.cancel_child(child, (self.cancel_reason or "") if entry.event else "its timeout has expired")
         if self.root is not None:
-            self.root.cancel()
+            self.root.cancel(self.cancel_reason)
 
 
 def seed_of(run: Run, forked: j.Forked | None) -> str:

@@ -47,7 +47,7 @@ from ..runtime.base import BaseClient
 from ..runtime.codec import encode_message, encode_value
 from ..runtime.flows import Flow, send
 from ..stores.contract import Connection, SharesTransactions
-from ..validation import MAX_KEY_BYTES, checked_key
+from ..validation import MAX_KEY_BYTES, MICROSECONDS, Duration, checked_key, seconds
 from .definition import Workflow
 from .limits import admission_of, checked_priority, exceeded, not_begun, places_of
 
@@ -88,6 +88,8 @@ class RunStarter:
         attributes: Mapping[str, Scalar] | None = None,
         priority: int = 0,
         on_existing: OnExisting = "error",
+        timeout: Duration | None = None,
+        delay: Duration | None = None,
     ) -> NewRun:
         """Check a start, and encode its input."""
         if isinstance(workflow, Workflow):
@@ -114,6 +116,8 @@ class RunStarter:
             attributes=checked_attributes({} if attributes is None else attributes),
             priority=checked_priority(priority),
             on_existing=_checked_answer(on_existing, id),
+            timeout=microseconds_of(timeout, "timeout"),
+            delay=microseconds_of(delay, "delay") or 0,
         )
 
     def signal_event(self, name: str, payload: Any, idempotency_key: str | None) -> RunEvent:
@@ -377,6 +381,11 @@ def _advice(run: Run, why: Obstacle) -> str:
         "Choose another id, give an idempotency_key to get the run that is there, or say what to do with on_existing: "
         '"use" or "replace_ended".'
     )
+
+
+def microseconds_of(duration: Duration | None, what: str) -> int | None:
+    """A duration of a start, as it is stored."""
+    return None if duration is None else round(seconds(duration, what=what) * MICROSECONDS)
 
 
 def _checked_answer(on_existing: OnExisting, id: str | None) -> OnExisting:

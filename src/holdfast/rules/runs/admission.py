@@ -82,8 +82,9 @@ def cancel(repo: RunRepository, now: int, run: Run, event: RunEvent) -> Posted:
     if not rule.never_began(run):
         return post(repo, now, run, event)
     number = run.posted + 1
-    cause = run.cancelled_by
-    message = CANCELLED_EARLY + ("" if cause is None else CANCELLED_FOR % (cause.limit, cause.run))
+    run, cause = rule.cancelled_for(run, event), run.cancelled_by
+    why = f": {run.cancel_reason}" if run.cancel_reason else ""
+    message = CANCELLED_EARLY + (why if cause is None else CANCELLED_FOR % (cause.limit, cause.run))
     result = msgspec.json.encode({"type": "RunCancelled", "message": message}).decode()
     woken = finish(repo, now, replace(run, posted=number), Finish("cancelled", result))
     repo.post(run.id, replace(event, number=number, at=now))

@@ -82,7 +82,12 @@ def give_up(repo: RunRepository, now: int, *, run: str, fence: int, reason: str,
 
 
 def may_claim(run: Run, now: int, *, engine: str, opened: int, code: str, named: bool, untried: bool) -> bool:
-    """Whether a claim may take this run: one of blocked runs only (`untried`) takes those that its engine may try."""
+    """Whether a claim may take this run: one of blocked runs only (`untried`) takes those that its engine may try.
+
+    A run whose start was delayed is not claimed earlier by its name either.
+    """
+    if rule.is_delayed(run, now):
+        return False
     if run.status != "blocked" or run.block is None:
         return not untried
     if untried or (named and run.block.poisoned):

@@ -56,7 +56,7 @@ def wake(repo: RunRepository, now: int, run: Run) -> tuple[str, ...]:
 
 def post(repo: RunRepository, now: int, before: Run, event: RunEvent) -> Posted:
     """Put an event into the inbox of a run that has not ended; its worker is notified, or the run becomes due."""
-    after = rule.posted(before, now, event.kind)
+    after = rule.posted(before, now, event)
     repo.save(after)
     repo.post(before.id, replace(event, number=after.posted, at=now))
     return Posted(number=after.posted, fresh=True, run=after, woken=wake(repo, now, after))

@@ -16,6 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from ..lock_record import LockRecord
+from .cancel_reasons import reason_in
 from .heartbeat_records import AttemptEnd, Heartbeats, after_ends, first_expiry, postponed_to, without_expiry
 from .limits import LimitKey, group_of
 
@@ -159,9 +160,10 @@ class Run(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     than one step. `first` is the generation with which this run began: above 1 where it has replaced an ended run of
     this id, which is kept as `replaces`; the kept one has the id of its successor in `replaced_by`. `parent_first` is
     the `first` of the parent that has started it, `continued_at` when its generation began where that is not the first
-    one, `cancelled_by` the limit that has cancelled it. `details` is JSON text that the code has set about itself.
-    `approvals` are its open requests for approvals. `record_kinds` are the kinds of further records that belong to it,
-    which a purge looks for.
+    one, `cancelled_by` the limit that has cancelled it, `cancel_reason` the reason of its first cancel. `timeout` is
+    the one that its start has given, in microseconds; before `not_before` it does not begin. `details` is JSON text
+    that the code has set about itself. `approvals` are its open requests for approvals. `record_kinds` are
+    the kinds of further records that belong to it, which a purge looks for.
     """
 
     id: str
@@ -203,6 +205,9 @@ class Run(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     parent_first: int = 1
     continued_at: int | None = None
     cancelled_by: LimitCancel | None = None
+    cancel_reason: str = ""
+    timeout: int | None = None
+    not_before: int | None = None
     purging: str = ""
     details: str | None = None
     approvals: tuple[str, ...] = ()
@@ -229,7 +234,8 @@ class NewRun(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """A run that is to be started. `request` is the id of this start: a start with the same id is the same start.
 
     `terms` is the digest of the limits that its `places` were computed from. `on_existing` is what happens where a run
-    has this id.
+    has this id. `timeout` is used instead of that of its workflow; it begins no earlier than after `delay`. Both are in
+    microseconds.
     """
 
     id: str
@@ -245,6 +251,8 @@ class NewRun(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     terms: str = ""
     code: str = ""
     on_existing: OnExisting = "error"
+    timeout: int | None = None
+    delay: int = 0
 
 
 class RunEvent(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -461,6 +469,18 @@ def identity_of(run: Run) -> str:
     return f"{without_generation(run.id) if run.replaced_by else run.id}@{run.first}"
 
 
+class Parent(msgspec.Struct, frozen=True, array_like=True):
+    """The run that has started another one, and the generation with which it began."""
+
+    id: str
+    first: int = 1
+
+
+def parent_of(run: Run) -> Parent:
+    """What children of this run have as their parent."""
+    return Parent(run.id, run.first)
+
+
 def is_child_of(run: Run, parent: Run) -> bool:
     """Whether a run was started by this one, and not by a run that had its id before."""
     return run.parent == parent.id and run.parent_first == parent.first
@@ -481,13 +501,16 @@ def start(new: NewRun, now: int, worker: str = "", *, before: Run | None = None,
     """The record of a new run: it belongs to the worker that started it, or else any worker may claim it.
 
     It continues the generations and the fence of `before`: an ended run that it replaces, or what is left of one that
-    was purged.
+    was purged. A run whose start is delayed belongs to no worker.
     """
+    not_before = now + new.delay if new.delay > 0 else None
     run = Run(
         id=new.id,
         type=new.type,
         created_at=now,
-        due_at=at_once(now),
+        due_at=at_once(now) if not_before is None else not_before,
+        not_before=not_before,
+        timeout=new.timeout,
         request=new.request,
         key=new.key,
         parent=new.parent,
@@ -507,7 +530,7 @@ def start(new: NewRun, now: int, worker: str = "", *, before: Run | None = None,
             first=before.generation + 1,
             replaces="" if before.status == "purged" else archive_id(before),
         )
-    return claim(run, now, worker=worker, type=new.type, code=new.code) if worker else run
+    return claim(run, now, worker=worker, type=new.type, code=new.code) if worker and not_before is None else run
 
 
 def queued(run: Run, *, priority: int, arrival: int) -> Run:
@@ -516,8 +539,14 @@ def queued(run: Run, *, priority: int, arrival: int) -> Run:
 
 
 def admitted(run: Run, now: int, due_at: int | None) -> Run:
-    """The record of a queued run that is admitted: due at once, or when the limits on starts allow it."""
-    return replace(run, status="pending", due_at=at_once(now) if due_at is None else due_at)
+    """The record of a queued run that is admitted: due at once, or when the limits on starts and its delay allow it."""
+    later = [when for when in (due_at, run.not_before) if when is not None and when > now]
+    return replace(run, status="pending", due_at=max(later, default=at_once(now)))
+
+
+def is_delayed(run: Run, now: int) -> bool:
+    """Whether the start of a run was delayed until a later time than this."""
+    return run.not_before is not None and run.started_at is None and run.not_before > now
 
 
 def claim(run: Run, now: int, *, worker: str, type: str, code: str = "") -> Run:
@@ -652,14 +681,22 @@ def continued(run: Run, now: int, *, posted: int, locks: Locks, remembered: Reme
     )
 
 
-def posted(run: Run, now: int, kind: EventKind) -> Run:
+def cancelled_for(run: Run, event: RunEvent) -> Run:
+    """The record of a run with the reason of this cancel, unless it was cancelled before."""
+    if run.cancelling or run.cancelled_by is not None:
+        return run
+    return replace(run, cancel_reason=reason_in(event.payload))
+
+
+def posted(run: Run, now: int, event: RunEvent) -> Run:
     """The record after an event arrived: a run that waits for one is due at once."""
     waits = run.status == "suspended" and (run.due_at is None or run.due_at >= 0)
+    run = cancelled_for(run, event) if event.kind == "cancel" else run
     return replace(
         run,
         posted=run.posted + 1,
         due_at=at_once(now) if waits else run.due_at,
-        cancelling=run.cancelling or kind == "cancel",
+        cancelling=run.cancelling or event.kind == "cancel",
     )
 
 
@@ -710,6 +747,8 @@ def revived(run: Run, now: int, *, keep: int, request: str, fresh: bool) -> Run:
         ended_at=None,
         cancelling=False,
         cancelled_by=None,
+        cancel_reason="",
+        not_before=None,
         locks=(),
         waits=(),
         stuck=None,

@@ -44,7 +44,7 @@ from .outcomes import (
     WorkerRegistered,
 )
 from .purging import is_stub, spare
-from .record import Block, Continue, Ending, Finish, NewRun, Past, Run, RunEvent, Scalar, WorkerRecord
+from .record import Block, Continue, Ending, Finish, NewRun, Parent, Past, Run, RunEvent, Scalar, WorkerRecord
 from .repository import RunRepository
 from .requests import NO_REQUESTS, RunRequests
 from .signal_keys import is_remembered
@@ -65,7 +65,7 @@ def start(
     there = _known(repo, now, new)
     if there is not None:
         return there
-    if worker and not can_drive(repo, now, worker):
+    if worker and not new.delay and not can_drive(repo, now, worker):
         return WorkerGone()
     if not new.parent and ((terms := repo.terms(rule.workflow_of(new.type))) or WorkflowLimits()).digest != new.terms:
         return LimitsDiffer(terms=terms)  # a child is counted under the limits that its parent's code gave
@@ -290,9 +290,14 @@ def record(
     )
 
 
-def post(repo: RunRepository, now: int, run: str, event: RunEvent) -> Outcome:
-    """Put an event into the inbox of a run that has not ended; its worker is notified, or the run becomes due."""
+def post(repo: RunRepository, now: int, run: str, event: RunEvent, parent: Parent | None = None) -> Outcome:
+    """Put an event into the inbox of a run that has not ended; its worker is notified, or the run becomes due.
+
+    With a `parent`, only into that of a run which this parent has started.
+    """
     before = known(repo, run)
+    if before is not None and parent not in (None, rule.Parent(before.parent, before.parent_first)):
+        return RunRefused(run=None)
     if before is not None and (number := _knows(repo, before, event)) is not None:
         return Posted(number=number, fresh=False, run=before)
     if before is None or not before.living:

@@ -49,7 +49,9 @@ KNOWN: dict[type[msgspec.Struct], frozenset[str]] = {
     Finish: frozenset({"status", "result"}),
     Park: frozenset({"due_at"}),
     StartRun: frozenset({"new", "worker"}),
-    NewRun: frozenset({"id", "type", "input", "request", "key", "root", "attributes", "code"}),
+    NewRun: frozenset(
+        {"id", "type", "input", "request", "key", "root", "attributes", "code"}
+    ),  # no child: its tree has a record
 }
 _known = KnownFields(KNOWN)
 

@@ -23,7 +23,8 @@ COLUMNS = (
 """The fields of a run that are columns, under the same names."""
 HARMLESS = frozenset({
     "request", "root", "places", "priority", "arrival", "cancelling", "locks", "code", "blocked_for", "generation",
-    "remembered", "first", "replaces", "parent_first", "continued_at", "cancelled_by", "details", "record_kinds",
+    "remembered", "first", "replaces", "parent_first", "continued_at", "cancelled_by", "cancel_reason",
+    "timeout", "not_before", "details", "record_kinds",
 })  # fmt: skip
 """Other fields that the native form of `RecordRun` need not read; the end of a run reads its limit keys and locks."""
 SESSION = "session"

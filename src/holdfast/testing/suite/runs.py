@@ -65,7 +65,7 @@ def signal(run: str = "r", name: str = "paid", key: str = "") -> r.PostEvent:
 
 NEED_WORKFLOWS = (
     "RunTests", "LimitTests", "ReplacingTests", "RunLockTests", "RunQueueTests", "GenerationTests", "PurgeTests",
-    "StreamTests", "RequestTests", "HeartbeatTests",
+    "StreamTests", "RequestTests", "HeartbeatTests", "ChildTests", "DelayTests",
 )  # fmt: skip
 """Classes whose tests are skipped on a store that cannot run workflows."""
 

@@ -1,0 +1,71 @@
+"""What a run may do to the runs that it has started: send them events, and never to other runs that have their ids."""
+
+from __future__ import annotations
+
+from ...commands import runs as r
+from ...rules.runs.outcomes import Posted, Recorded, RunRefused, Started
+from ...rules.runs.record import Finish, NewRun, Parent, Park, RunEvent
+from .requests import DONE, RequestTests
+from .runs import record, signal, start
+
+CHILD = NewRun(id="c", type="order", input="2", request="child", parent="r", root="r")
+
+
+def to_child(parent: Parent | None, kind: str = "signal", key: str = "k") -> r.PostEvent:
+    """An event for the child, from this run."""
+    event = RunEvent(kind="cancel" if kind == "cancel" else "signal", name="said", key=key)
+    return r.PostEvent(run="c", event=event, parent=parent)
+
+
+class ChildTests(RequestTests):
+    """What a store with workflows promises about the children of runs."""
+
+    def start_child(self) -> None:
+        """Start a run that a worker drives, and its child."""
+        parent = self.ask(start(worker=self.add_worker("w.0")), Started).run
+        self.ask(record(parent, then=Park(None), children=(CHILD,)), Recorded)
+
+    def test_an_event_of_a_parent_is_posted_to_its_child_once(self) -> None:
+        self.start_child()
+        assert self.ask(to_child(Parent("r")), Posted).fresh
+        assert not self.ask(to_child(Parent("r")), Posted).fresh
+        self.ask(to_child(Parent("r"), "cancel", "other"), Posted)
+        assert not self.ask(to_child(Parent("r")), Posted).fresh, "also after its end"
+        assert self.ask(to_child(Parent("r"), key="late"), RunRefused).run is not None
+
+    def test_an_event_of_a_run_is_refused_by_a_run_that_it_has_not_started(self) -> None:
+        self.start_child()
+        for other in (Parent("x"), Parent("r", 2), Parent("")):
+            for kind in ("signal", "cancel"):
+                assert self.ask(to_child(other, kind), RunRefused).run is None
+        assert (self.run_seen("c").status, self.run_seen("c").posted) == ("pending", 0)
+        self.ask(signal("c"), Posted)
+
+    def test_an_event_of_a_run_is_refused_after_its_child_was_replaced(self) -> None:
+        self.start_child()
+        (child, parent) = sorted(self.claim("w.0", runs=("c", "r")), key=lambda run: run.id)
+        self.ask(record(child, then=DONE), Recorded)
+        self.ask(record(parent, then=DONE, seen=1), Recorded)
+        self.ask(start("c", on_existing="replace_ended", request="again"), Started)
+        assert self.ask(to_child(Parent("r"), "cancel"), RunRefused).run is None
+        assert self.run_seen("c").living
+
+    def test_the_reason_of_the_first_cancel_is_kept_until_a_retry(self) -> None:
+        run = self.ask(start(worker=self.add_worker()), Started).run
+        for n, reason in enumerate(("first é \\u0000", "second")):
+            event = RunEvent(kind="cancel", key=f"k{n}", payload=f'{{"reason":"{reason}"}}')
+            assert self.ask(r.PostEvent(run="r", event=event), Posted).run.cancel_reason == "first é \0"
+        self.ask(record(run, seen=2, then=Finish("cancelled", "null")), Recorded)
+        assert self.run_seen().cancel_reason == "first é \0"
+        self.ask(r.ReviveRun(run="r", fence=self.run_seen().fence, keep=1, request="again"), Posted)
+        assert (self.run_seen().cancel_reason, self.run_seen().cancelling) == ("", False)
+
+    def test_a_first_cancel_without_a_reason_counts_too_and_one_before_the_begin_has_its_reason(self) -> None:
+        self.ask(start(worker=self.add_worker()), Started)
+        self.ask(start("early"), Started)
+        for payload in ("null", '{"reason":"second"}'):
+            self.ask(r.PostEvent(run="r", event=RunEvent(kind="cancel", payload=payload)), Posted)
+        assert self.run_seen().cancel_reason == ""
+        self.ask(r.PostEvent(run="early", event=RunEvent(kind="cancel", payload='{"reason":"no"}')), Posted)
+        early = self.run_seen("early")
+        assert (early.status, early.cancel_reason, "began: no" in (early.result or "")) == ("cancelled", "no", True)
