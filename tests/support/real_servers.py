@@ -28,8 +28,9 @@ KINDS = {
 FETCHED = {
     "mariadb": "scripts/fetch_mariadb.py, which needs apt-get and dpkg",
     "dynamodb": "scripts/fetch_dynoxide.py, which needs the npm client",
+    "chromium": "scripts/fetch_chromium.py, which needs apt-get and dpkg",
 }
-"""Servers that no wheel carries, and how they are fetched."""
+"""Programs that no wheel carries, and how they are fetched: servers, and the browser of chromium.py."""
 
 
 def left_out() -> set[str]:
