@@ -16,7 +16,7 @@
 | stuck_row | 600 leases, a row held once                                 | 3,000, 5 times                         |
 | queue_load | 8 waiting for 6 seconds, 240 turns                          | 20, 12, 1,000                          |
 | load    | 60 tasks, holders and readers in 3 processes, 60 runs       | 3,000, 1,000 in 40, 10,000             |
-| crashes | a kill at each of 56 points, when it is reached first       | the first, second and third time       |
+| crashes | a kill at each of 58 points, when it is reached first       | the first, second and third time       |
 | engines | 3 processes, 80 runs, 4 kills and pauses, lost answers      | 4, 2,000, 60                           |
 | recovery | 200 runs of an engine that is killed                       | 1,000                                  |
 | takeover | one pause                                                  | 10                                     |
