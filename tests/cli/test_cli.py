@@ -354,7 +354,7 @@ ROOT = Path(__file__).parents[2]
 SHOWN = [
     (page.name, line)
     for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-    for line in re.findall(r"^\$ holdfast (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    for line in re.findall(r"^\$ holdfast (?!worker )(.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
 ]
 
 
