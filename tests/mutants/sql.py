@@ -8,6 +8,7 @@ SWAP = "tests/stores/test_sql_swap.py::test_a_decision_is_made_again_if_another_
 SWAPS = "tests/stores/test_sql_swap.py::"
 STORE = "tests/stores/test_sql.py::"
 MSSQL = "tests/stores/test_sql_server.py::"
+STATEMENTS = "tests/stores/test_sql_server_statements.py::"
 WRITING, READING, MYSQL = "stores/sql/writing.py", "stores/sql/reading.py", "stores/sql/mysql.py"
 WITHIN = "tests/workflows/test_transactions_mysql.py::"
 CLOCK = '        self._step(f"SELECT {self._clock}", self._take_time)\n'
@@ -158,7 +159,7 @@ SQL = [
         "stores/sql/mssql.py",
         '            *_caught(["BEGIN TRANSACTION", *statements, "COMMIT"]),\n        ]\n\n    @property',
         '            *["BEGIN TRANSACTION", *statements, "COMMIT"],\n        ]\n\n    @property',
-        (MSSQL + "test_the_statements_for_sql_server_are_those_that_were_reviewed",),
+        (f"{STATEMENTS}test_the_tables_and_transactions_are_those_that_were_reviewed",),
     ),
     Mutant(
         "a statement on SQL Server may take for ever",

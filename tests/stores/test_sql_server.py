@@ -151,34 +151,3 @@ class Server:
 
 def raised(error):
     raise error
-
-
-def test_the_statements_for_sql_server_are_those_that_were_reviewed(request):
-    """No SQL Server can be run here. Whoever changes a statement reads its T-SQL form in this file."""
-    dialect = SqlServerDialect("")
-    tables = SqlTables(dialect, "holdfast_")
-    values = ", ".join(map(dialect.literal, (b"d", b"a", "'ä")))
-    text = ";\n".join(
-        [
-            *tables.creation(),
-            *dialect.reading(["SELECT 1"]),
-            *dialect.writing(
-                [
-                    dialect.insist(f"{dialect.clock} - 5 <= 30"),
-                    dialect.insist(
-                        "x.n = 1 AND x.total = 7",
-                        dialect.locked(tables.locks, "ns = 0x64 AND k IN (0x61)", order="k", share=False),
-                    ),
-                    dialect.insist(
-                        "x.n = 1 AND x.total = 7",
-                        dialect.locked(tables.guards, "ns = 0x64 AND name IN (0x61)", order="name", share=True),
-                    ),
-                    f"INSERT INTO {tables.locks} (ns, k, record, due_at, stamp) VALUES ({values}, NULL, 7)",
-                ]
-            ),
-            *dialect.undo,
-            dialect.limited(f"SELECT k FROM {tables.locks} ORDER BY k", 10),
-        ]
-    )
-    pinned = request.path.with_name("sql_server.sql")
-    assert text == pinned.read_text(encoding="utf-8").rstrip("\n"), "review it, then write it to sql_server.sql"

@@ -23,6 +23,8 @@ CONFLICT = 50_001
 """The number of the error that a failed comparison throws."""
 CAUGHT = 50_002
 """The number of the error that is thrown again."""
+FREE_ROWS = "READCOMMITTEDLOCK, UPDLOCK, ROWLOCK, READPAST"
+"""Lock rows and leave out locked ones. Without READCOMMITTEDLOCK, READ_COMMITTED_SNAPSHOT does not permit READPAST."""
 _CONFLICTS = (CONFLICT, 1205, 1913, 2601, 2627, 2714, 3960, 3961)
 _BUSY = (1222,)
 _MISSING = (208,)
@@ -177,13 +179,13 @@ class SqlServerDialect:
 
     def locked(self, table: str, where: str, *, order: str, share: bool) -> str:  # noqa: ARG002  (an index gives it)
         """Lock the rows by hints."""
-        hints = "REPEATABLEREAD, ROWLOCK" if share else "UPDLOCK, ROWLOCK, READPAST"
+        hints = "REPEATABLEREAD, ROWLOCK" if share else FREE_ROWS
         rows = f"FROM {table} WITH ({hints}) WHERE {where}"
         return f"(SELECT COUNT(*) AS n, COALESCE(SUM(CAST(stamp AS DECIMAL(38, 0))), 0) AS total {rows}) AS x"
 
     def free(self, columns: str, table: str, where: str) -> str:
         """Lock what is free."""
-        return f"SELECT {columns} FROM {table} WITH (UPDLOCK, ROWLOCK, READPAST) WHERE {where}"
+        return f"SELECT {columns} FROM {table} WITH ({FREE_ROWS}) WHERE {where}"
 
     def insist(self, condition: str, source: str = "") -> str:
         """THROW, which is caught and rolls back."""
