@@ -17,6 +17,8 @@ from holdfast.stores.sql.tables import SqlTables
 FROM_SERVER = "[Microsoft][ODBC Driver 18 for SQL Server][SQL Server]"
 """What the driver puts before the text of the server; it removes the second part itself."""
 
+AS_REPORTED = "Driver Error: Syntax error or access violation; DDBC Error: [Microsoft][SQL Server]"
+
 
 @pytest.fixture
 def error_of():
@@ -62,9 +64,14 @@ def test_an_error_without_its_number_is_recognised_by_the_phrase_of_the_driver(e
         ("bad value", 2628, "Zeichenfolgen- oder Binärdaten würden abgeschnitten: '[SQL Server](1205) '"),
         ("unknown", 8134, "Fehler: Division durch 0."),
     ],
+    ids=lambda value: str(value).split()[0],
 )
-def test_an_error_that_the_statements_have_caught_is_recognised_in_every_language(error_of, cause, number, text):
-    assert SqlServerDialect("").cause_of(error_of("42000", f"({number}) {text}")) == cause
+def test_an_error_that_the_statements_have_caught_is_recognised_in_every_language(cause, number, text):
+    assert SqlServerDialect("").cause_of(RuntimeError(f"{AS_REPORTED}({number}) {text}")) == cause
+
+
+def test_the_driver_reports_a_caught_error_with_its_number(error_of):
+    assert str(error_of("42000", "(1205) a deadlock")) == f"{AS_REPORTED}(1205) a deadlock"
 
 
 def test_the_first_opening_creates_the_tables_although_none_is_found(error_of):
