@@ -9,7 +9,7 @@ import time
 import pymysql
 import pytest
 import real_servers
-from providers import PROVIDERS, SQL_PREFIX, sql_session
+from providers import BY_SQL, PROVIDERS, SQL_PREFIX, sql_session
 from pymysql.constants import CLIENT
 from waiting import eventually
 
@@ -34,10 +34,8 @@ from holdfast.testing.proxy import Proxy
 from holdfast.testing.suite.runs import start
 from stores.runs_asking import add_worker, claim
 
-KINDS = ("mariadb", "postgres_by_sql")
 
-
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=BY_SQL)
 def url(request, tmp_path):
     return PROVIDERS[request.param].url(tmp_path)
 
