@@ -6,9 +6,12 @@ No SQL Server can be run here. These statements were reviewed; whoever changes o
 from __future__ import annotations
 
 import pytest
+from sqlalchemy.dialects import mssql as dialects
 
 from holdfast.errors import InvalidOption, StaleToken
-from holdfast.fencing import guard
+from holdfast.fencing import guard, mssql, sqlalchemy
+from holdfast.fencing.postgres import run
+from holdfast.fencing.tokens import Offer
 
 T0 = 1_790_000_000_000_000
 CREATE = (
@@ -74,3 +77,29 @@ def test_a_connection_that_commits_each_statement_is_refused():
     with pytest.raises(InvalidOption, match="autocommit = False"):
         guard(db, "lamp", T0)
     assert db.sent == []
+
+
+class Compiling:
+    """In place of a connection of SQLAlchemy: compiles each statement for SQL Server."""
+
+    def __init__(self, stored):
+        self.stored, self.sent = stored, []
+
+    def execute(self, clause):
+        compiled = clause.compile(dialect=dialects.dialect(paramstyle="qmark"))
+        self.sent.append((str(compiled), *(compiled.params[name] for name in compiled.positiontup or ())))
+        return self
+
+    def fetchall(self):
+        return [] if self.stored is None else [(self.stored,)]
+
+
+@pytest.mark.parametrize(
+    ("stored", "last"),
+    [(None, (INSERT, b"lamp \xc3\xa4", T0)), (T0 - 1, (UPDATE, T0, b"lamp \xc3\xa4", T0))],
+    ids=["the first token", "a later token"],
+)
+def test_sqlalchemy_compiles_the_same_statements(stored, last):
+    db = Compiling(stored)
+    run(mssql.judge("lamp ä", Offer(T0, T0)), lambda statement: sqlalchemy._rows(db, statement))
+    assert db.sent == [(CREATE,), (HIGHEST, b"lamp \xc3\xa4"), last]

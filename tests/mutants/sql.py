@@ -7,6 +7,8 @@ from .runner import Mutant
 SWAP = "tests/stores/test_sql_swap.py::test_a_decision_is_made_again_if_another_client_changed_what_it_depends_on"
 SWAPS = "tests/stores/test_sql_swap.py::"
 STORE = "tests/stores/test_sql.py::"
+MSSQL = "tests/stores/test_sql_server.py::"
+STATEMENTS = "tests/stores/test_sql_server_statements.py::"
 WRITING, READING, MYSQL = "stores/sql/writing.py", "stores/sql/reading.py", "stores/sql/mysql.py"
 WITHIN = "tests/workflows/test_transactions_mysql.py::"
 CLOCK = '        self._step(f"SELECT {self._clock}", self._take_time)\n'
@@ -144,6 +146,27 @@ SQL = [
         "        if self._driver.max_bytes is not None and len(text) > self._driver.max_bytes:\n",
         "        if False:\n",
         (STORE + "test_a_value_that_is_too_large_for_the_server_fails_alone",),
+    ),
+    Mutant(
+        "the number of an error of SQL Server is ignored",
+        "stores/sql/mssql.py",
+        "        if number := _NUMBER.search(text):\n",
+        "        if False and (number := _NUMBER.search(text)):\n",
+        (MSSQL + "test_an_error_that_the_statements_have_caught_is_recognised_in_every_language",),
+    ),
+    Mutant(
+        "SQL Server rolls back without the number of the error",
+        "stores/sql/mssql.py",
+        '            *_caught(["BEGIN TRANSACTION", *statements, "COMMIT"]),\n        ]\n\n    @property',
+        '            *["BEGIN TRANSACTION", *statements, "COMMIT"],\n        ]\n\n    @property',
+        (f"{STATEMENTS}test_the_tables_and_transactions_are_those_that_were_reviewed",),
+    ),
+    Mutant(
+        "a statement on SQL Server may take for ever",
+        "stores/sql/mssql.py",
+        "        connection.timeout = whole",
+        "        connection.other = whole",
+        (MSSQL + "test_the_timeout_of_the_url_bounds_the_login_and_each_statement",),
     ),
     Mutant(
         "a guard of MySQL accepts a lower token",

@@ -9,7 +9,7 @@ import time
 import pymysql
 import pytest
 import real_servers
-from providers import PROVIDERS, SQL_PREFIX, sql_session
+from providers import BY_SQL, PROVIDERS, SQL_PREFIX, sql_session
 from pymysql.constants import CLIENT
 from waiting import eventually
 
@@ -25,7 +25,6 @@ from holdfast.rules.runs.record import Finish
 from holdfast.stores import open_store
 from holdfast.stores import questions as q
 from holdfast.stores.sql.address import parse
-from holdfast.stores.sql.mssql import SqlServerDialect
 from holdfast.stores.sql.mysql import MySqlDialect
 from holdfast.stores.sql.reading import Reading
 from holdfast.stores.sql.session import new_stamp
@@ -35,10 +34,8 @@ from holdfast.testing.proxy import Proxy
 from holdfast.testing.suite.runs import start
 from stores.runs_asking import add_worker, claim
 
-KINDS = ("mariadb", "postgres_by_sql")
 
-
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=BY_SQL)
 def url(request, tmp_path):
     return PROVIDERS[request.param].url(tmp_path)
 
@@ -325,37 +322,6 @@ def test_doctor_reports_settings_that_are_not_durable(maria):
     found = {finding.check: finding.level for finding in store.diagnose()}
     store.close()
     assert found == {"server": "ok", "durability": "warning", "tables": "ok"}  # the shared server is relaxed
-
-
-def test_the_statements_for_sql_server_are_those_that_were_reviewed(request):
-    """No SQL Server can be run here. Whoever changes a statement reads its T-SQL form in this file."""
-    dialect = SqlServerDialect("")
-    tables = SqlTables(dialect, "holdfast_")
-    values = ", ".join(map(dialect.literal, (b"d", b"a", "'ä")))
-    text = ";\n".join(
-        [
-            *tables.creation(),
-            *dialect.reading(["SELECT 1"]),
-            *dialect.writing(
-                [
-                    dialect.insist(f"{dialect.clock} - 5 <= 30"),
-                    dialect.insist(
-                        "x.n = 1 AND x.total = 7",
-                        dialect.locked(tables.locks, "ns = 0x64 AND k IN (0x61)", order="k", share=False),
-                    ),
-                    dialect.insist(
-                        "x.n = 1 AND x.total = 7",
-                        dialect.locked(tables.guards, "ns = 0x64 AND name IN (0x61)", order="name", share=True),
-                    ),
-                    f"INSERT INTO {tables.locks} (ns, k, record, due_at, stamp) VALUES ({values}, NULL, 7)",
-                ]
-            ),
-            *dialect.undo,
-            dialect.limited(f"SELECT k FROM {tables.locks} ORDER BY k", 10),
-        ]
-    )
-    pinned = request.path.with_name("sql_server.sql")
-    assert text == pinned.read_text(encoding="utf-8").rstrip("\n"), "review it, then write it to sql_server.sql"
 
 
 def test_time_passes_by_the_clock_of_the_server(url):

@@ -7,7 +7,7 @@ is the one that they give when the other client came first.
 from __future__ import annotations
 
 import pytest
-from providers import PROVIDERS
+from providers import BY_SQL, PROVIDERS
 
 from holdfast import commands as c
 from holdfast.commands import runs as r
@@ -18,10 +18,8 @@ from holdfast.testing.suite.runs import signal, start
 from stores.runs_asking import add_worker, ask
 from stores.swap_cases import CASES
 
-KINDS = ("mariadb", "postgres_by_sql")
 
-
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=BY_SQL)
 def provider(request):
     return PROVIDERS[request.param]
 

@@ -524,6 +524,8 @@ PROVIDERS |= {
     for name, variable in LIVE.items()
     if os.environ.get(variable)
 }
+BY_SQL = ("mariadb", "postgres_by_sql", *(name for name in LIVE if name in PROVIDERS))
+"""Stores of the relational implementation."""
 WITH_WORKFLOWS = ("memory", "sqlite", "postgres", "valkey", "mariadb", *(name for name in LIVE if name in PROVIDERS))
 """Stores for tests of engines. Without the old Redis: only its scripts differ, and the conformance suite compares them
 with the rules."""

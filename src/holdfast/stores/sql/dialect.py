@@ -92,6 +92,9 @@ class Dialect(Protocol):
     def create(self, table: str, columns: str, keys: Sequence[str]) -> list[str]:
         """Statements that create a table if there is none."""
 
+    def oldest_client(self, table: str) -> str:
+        """A query for the largest `oldest_client` of a table; it answers 0 or fails as "missing" if there is none."""
+
     def column(self, kind: str) -> str:
         """The type of a column: "key", "id", "name", "digest", "text", "number"."""
 

@@ -184,6 +184,10 @@ class MySqlDialect:
         parts = ", ".join([columns, *keys])
         return [f"CREATE TABLE IF NOT EXISTS {table} ({parts}) ENGINE=InnoDB ROW_FORMAT=DYNAMIC"]
 
+    def oldest_client(self, table: str) -> str:
+        """An error says that there is no table."""
+        return f"SELECT MAX(oldest_client) FROM {table}"
+
     def column(self, kind: str) -> str:
         """VARBINARY for what is compared, utf8mb4 for what people read."""
         return {

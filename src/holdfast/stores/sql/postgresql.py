@@ -132,6 +132,10 @@ class PostgresDialect:
                 made.append(f"CREATE {kind}INDEX IF NOT EXISTS {table}_{name} ON {table} {on}")
         return made
 
+    def oldest_client(self, table: str) -> str:
+        """An error says that there is no table."""
+        return f"SELECT MAX(oldest_client) FROM {table}"
+
     def column(self, kind: str) -> str:
         """The type bytea for what is compared: it needs no collation."""
         return {"number": "bigint", "text": "text"}.get(kind, "bytea")

@@ -10,7 +10,7 @@ from .tables import VERSION, SqlTables
 def version_of(session: SqlSession, tables: SqlTables) -> int:
     """The version of the tables; 0: there are none, or not all of them."""
     try:
-        ((rows),) = session.read([f"SELECT MAX(oldest_client) FROM {tables.about}"])
+        ((rows),) = session.read([session.dialect.oldest_client(tables.about)])
     except TablesMissing:
         return 0
     return int(rows[0][0] or 0)
