@@ -46,8 +46,8 @@ SUBPACKAGES = {
     "holdfast.workflow": [
         "Admission", "Approval", "ApprovalsPage", "BlockInfo", "ChildHandle", "Concurrency", "Context", "ContinueAsNew",
         "Engine", "HeartbeatInfo", "LimitCancelInfo", "OpenApproval", "PurgeReport", "Rate", "ReplayReport", "Retry",
-        "RunHandle", "RunHistory", "RunInfo", "RunLease", "RunsPage", "Step", "StepInfo", "StreamItem", "StreamWriter",
-        "UpdateRequest", "Workflow", "current_run", "current_step", "step", "workflow",
+        "RunEntry", "RunHandle", "RunHistory", "RunInfo", "RunLease", "RunsPage", "Step", "StepInfo", "StreamItem",
+        "StreamWriter", "UpdateRequest", "Workflow", "current_run", "current_step", "step", "workflow",
     ],
     "holdfast.fencing": [
         "AsyncFencedScript", "FenceCondition", "Fenced", "FencedScript", "fence_condition", "fenced_get", "fenced_put",
@@ -124,15 +124,15 @@ def test_both_clients_have_the_same_methods(kind):
 @pytest.mark.parametrize("kind", [Runs, AsyncRuns])
 def test_sync_and_async_runs_have_the_same_methods(kind):
     assert public(kind) == [
-        "cancel", "export", "fail", "fork", "get", "import_", "list", "purge", "restart", "result", "retry", "signal",
-        "start", "start_or_signal", "stream", "update",
+        "cancel", "export", "fail", "fork", "get", "history", "import_", "list", "purge", "restart", "result", "retry",
+        "signal", "start", "start_or_signal", "stream", "update",
     ]  # fmt: skip
 
 
 def test_the_engine_the_context_and_the_handle_have_these_methods():
     assert public(Engine) == [
         "active_runs", "approvals", "cancel", "close", "drain", "events", "export", "fail", "fork", "get",
-        "handle", "import_", "list", "open", "purge", "recover_all",
+        "handle", "history", "import_", "list", "open", "purge", "recover_all",
         "restart", "resume", "retry", "signal", "start", "start_or_signal", "stream", "sweep", "unclaimed",
         "update",
     ]  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 from .runner import Mutant
 
 DELAYS = "tests/workflows/test_delayed_starts.py::"
+POLICIES = "tests/workflows/test_on_parent_end.py::"
 SUITE = "tests/stores/test_conformance.py::TestMemory::"
 HANDLES = "tests/workflows/test_child_handles.py::"
 
@@ -46,6 +47,41 @@ CHILDREN = [
         "    if run.cancelling or run.cancelled_by is not None:\n        return run\n",
         "",
         (SUITE + "test_the_reason_of_the_first_cancel_is_kept_until_a_retry",),
+    ),
+    Mutant(
+        "the end of a run cancels a run that it has not started",
+        "rules/runs/parent_ends.py",
+        ' or child.on_parent_end != "cancel" or not rule.is_child_of(child, parent):',
+        ' or child.on_parent_end != "cancel":',
+        (SUITE + "test_the_end_of_a_run_cancels_its_children_with_that_policy_and_no_other_run",),
+    ),
+    Mutant(
+        "the end of a run cancels no child",
+        "rules/runs/transitions.py",
+        "        woken += cancel_children(repo, now, after, then.cancels, then.status)\n",
+        "",
+        (SUITE + "test_the_end_of_a_run_cancels_its_children_with_that_policy_and_no_other_run",),
+    ),
+    Mutant(
+        "a child that ends with its parent is forgotten by the next generation",
+        "workflow/continuing.py",
+        'if child in code.with_policy("cancel")',
+        "if False",
+        (POLICIES + "test_the_end_of_a_parent_does_this_to_its_children[cancel-completes-cancelled-2]",),
+    ),
+    Mutant(
+        "an abandoned child is cancelled with its parent",
+        "workflow/replay.py",
+        'if one not in self.with_policy("abandon")',
+        "if one",
+        (POLICIES + "test_the_end_of_a_parent_does_this_to_its_children[abandon-stops-running-1]",),
+    ),
+    Mutant(
+        "an abandoned child is removed while its parent can start it again",
+        "rules/runs/purging.py",
+        '    if _may_be_missed(repo, run):\n        return "living"\n',
+        "",
+        (SUITE + "test_an_abandoned_child_is_not_removed_while_its_parent_can_be_retried",),
     ),
 ]
 STARTS = [

@@ -14,6 +14,7 @@ import re
 from collections import Counter, defaultdict
 
 from holdfast import Context, StepFailed, WorkflowFailed, current_step, workflow
+from holdfast.errors import RunEnded
 from holdfast.workflow import Workflow
 
 ON_UNREAD = ("keep", "continue", "fail")
@@ -31,13 +32,22 @@ def program(chance: random.Random, depth: int = 3) -> list:
             ["details", chance.randrange(100)],
             ["chance"],
         ])  # fmt: skip
-    kind = chance.choice(["seq", "seq", "gather", "gather", "first", "timeout", "child", "queue", "patched"])
+    kinds = ["seq", "seq", "gather", "gather", "first", "timeout", "child", "queue", "patched", "told child"]
+    kind = chance.choice(kinds)
     if kind == "timeout":
         return ["timeout", chance.choice([0, 1, 3, 20]), program(chance, depth - 1)]
     if kind == "patched":
         return ["patched", chance.choice("xy"), program(chance, depth - 1), program(chance, depth - 1)]
     if kind == "child":
         return ["child", program(chance, depth - 2 if depth > 1 else 0)]
+    if kind == "told child":
+        options = {
+            "on_parent_end": chance.choice([None, "cancel", "abandon"]),
+            "delay": chance.choice([None, None, 0.002]),
+            "timeout": chance.choice([None, 5]),
+        }
+        then = chance.choice(["result", "result", "cancel", "leave"])
+        return ["told child", program(chance, depth - 2 if depth > 1 else 0), chance.choice(LETTERS), options, then]
     return [kind, *(program(chance, depth - 1) for _ in range(chance.choice([1, 2, 3])))]
 
 
@@ -97,7 +107,7 @@ def _part(chance: random.Random, depth: int, space: str, rules: _Rules) -> list:
 
 def depends_on_time(op: list) -> bool:
     """Whether the result depends on which task is first, or on whether a crash was before a marker was stored."""
-    return op[0] in ("first", "timeout", "signal", "patched") or any(
+    return op[0] in ("first", "timeout", "signal", "patched", "told child") or any(
         isinstance(part, list) and depends_on_time(part) for part in op
     )
 
@@ -197,7 +207,26 @@ class Interpreter:
                     return await ctx.child(self.child, parts[0])
                 except WorkflowFailed as error:
                     return error.status
+            case "told child":
+                return await self.tell(*parts)
         raise AssertionError(kind)
+
+    async def tell(self, op: list, letter: str, options: dict, then: str) -> object:
+        """Start a child, send it signals, and cancel it, leave it, or wait for it."""
+        child = await self.ctx.start_child(self.child, op, **options)
+        try:
+            for n in range(2):
+                await child.signal(letter, f"{letter}{n}")
+        except RunEnded as error:
+            return ["ended before", error.status]
+        if then == "leave":
+            return None
+        if then == "cancel":
+            await child.cancel("by chance")
+        try:
+            return await child.result()
+        except WorkflowFailed as error:
+            return error.status
 
 
 class Seen:

@@ -17,9 +17,10 @@ from ..errors import InvalidDuration
 from ..rules.runs import record as rule
 from ..validation import MICROSECONDS, seconds
 from ..workflow import HeartbeatInfo, RunInfo
+from ..workflow.entries import stored_value
 from .options import Settings, common, pass_settings
 from .output import escaped_text, format_duration, format_time, format_token, print_json, print_line, print_rows
-from .runs_history import carried_locks, history_of, origin_of, stored_value, unread_signals
+from .runs_history import carried_locks, history_of, origin_of, unread_signals
 from .runs_reading import (
     RunSnapshot,
     Waits,

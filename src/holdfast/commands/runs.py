@@ -290,7 +290,8 @@ class FailRun(RunCommand, frozen=True, kw_only=True):
     """End a run as failed that no worker drives. `entry`, if any, is added to its journal. Again: the same.
 
     Answers `Posted`; `RunRefused` while a worker drives it, after its end, or when its fence is not the one that the
-    caller saw. Its locks are released, its parent and its watchers are notified, and its limits have room again.
+    caller saw. Children among `cancels` that were started with `on_parent_end="cancel"` are cancelled. Its locks are
+    released, its parent and its watchers are notified, and its limits have room again.
     """
 
     run: str
@@ -298,11 +299,19 @@ class FailRun(RunCommand, frozen=True, kw_only=True):
     reason: str
     entry: str = ""
     request: str
+    cancels: tuple[str, ...] = ()
 
     def apply(self, repo: RunRepository, now: int) -> Outcome:
         """Decide by `rules.runs.blocking.give_up`."""
         return blocking.give_up(
-            repo, now, run=self.run, fence=self.fence, reason=self.reason, entry=self.entry, request=self.request
+            repo,
+            now,
+            run=self.run,
+            fence=self.fence,
+            reason=self.reason,
+            entry=self.entry,
+            request=self.request,
+            cancels=self.cancels,
         )
 
 

@@ -193,13 +193,22 @@ def _purge(command: r.RunCommand, known: Snapshot | None) -> Questions:
     if isinstance(command, p.PurgeRuns | p.CountPurgeable):
         for root in command.roots:
             yield RunById(root)
+            yield from _abandoned(root, known)
             yield from _tree(root, "", RUNS_AT_ONCE, known, slots=isinstance(command, p.PurgeRuns))
     elif isinstance(command, p.LookAtTree):
         yield from _tree(command.root, command.after, max(1, min(command.limit, RUNS_AT_ONCE)) + 1, known)
     elif isinstance(command, p.PurgeTree):
         yield RunById(command.root)
+        yield from _abandoned(command.root, known)
         if command.step == "remove":
             yield from _tree(command.root, "", RUNS_AT_ONCE + 1, known, slots=True)
+
+
+def _abandoned(root: str, known: Snapshot | None) -> Questions:
+    """The parent of a first run that has abandoned it."""
+    run = _look(known, RunById(root))
+    if isinstance(run, Run) and run.parent and run.is_first:
+        yield RunById(run.parent)
 
 
 def _tree(root: str, after: str, limit: int, known: Snapshot | None, *, slots: bool = False) -> Questions:
@@ -299,6 +308,7 @@ def _record(command: r.RecordRun, known: Snapshot | None) -> Questions:
         yield from _requests(run, command.requests, known)
         if isinstance(command.then, Finish):
             yield from _finish(run, known)
+            yield from _cancelled(command.then.cancels, known)
         elif isinstance(command.then, Continue):
             yield from _continue(run, known)
 
@@ -450,6 +460,16 @@ def _one_run(command: ONE_RUN, known: Snapshot | None) -> Questions:
             yield RunEvents(command.run, 0)
             yield LockByKey(rule.run_key(run.workflow, run.id))
         if isinstance(command, r.FailRun):
+            yield from _finish(run, known)
+            yield from _cancelled(command.cancels, known)
+
+
+def _cancelled(children: Sequence[str], known: Snapshot | None) -> Questions:
+    """The children that may be cancelled with their parent; one that has not begun ends at once."""
+    for child in children:
+        yield RunById(child)
+        run = _look(known, RunById(child))
+        if isinstance(run, Run) and rule.never_began(run):
             yield from _finish(run, known)
 
 

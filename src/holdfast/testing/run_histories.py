@@ -196,6 +196,7 @@ class RunHistoryGenerator:
             root=pick.choice(["", "run-0"]),
             attributes=self._attributes(),
             timeout=pick.choice([None, None, None, 7]),
+            on_parent_end=pick.choice(["", "", "cancel", "abandon"]),
         )
 
     def _first(self) -> NewRun:
@@ -235,6 +236,7 @@ class RunHistoryGenerator:
                 Finish("completed", '{"total":1.50}'),
                 Finish("failed", '{"type":"ValueError","message":"no"}'),
                 Finish("timed_out", "null"),
+                Finish("completed", "1", cancels=tuple(pick.sample(self.ids, 4))),
                 self._continue(),
             ]
         )
@@ -411,7 +413,10 @@ class RunHistoryGenerator:
         if pick.random() < 0.5:
             return r.UnblockRun(run=run.id, fence=run.fence, request=self._request())
         entry = pick.choice(["", '["left"]'])
-        return r.FailRun(run=run.id, fence=run.fence, reason='{"type":"x"}', entry=entry, request=self._request())
+        cancels = pick.choice([(), tuple(self.ids[:4])])
+        return r.FailRun(
+            run=run.id, fence=run.fence, reason='{"type":"x"}', entry=entry, request=self._request(), cancels=cancels
+        )
 
     def _post(self) -> c.Command:
         pick = self.random

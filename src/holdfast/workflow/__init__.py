@@ -6,6 +6,7 @@ from .context_requests import Approval, UpdateRequest
 from .continuing import ContinueAsNew
 from .definition import Retry, Step, Workflow, step, workflow
 from .engine import Engine, RunHandle
+from .entries import RunEntry
 from .history import RunHistory
 from .history_check import ReplayReport
 from .limits import Admission, Concurrency, Rate
@@ -33,6 +34,7 @@ __all__ = [
     "Rate",
     "ReplayReport",
     "Retry",
+    "RunEntry",
     "RunHandle",
     "RunHistory",
     "RunInfo",

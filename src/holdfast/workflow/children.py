@@ -16,6 +16,7 @@ from ..errors import HoldfastError, RunExists, RunLocked, StoreUnavailable, Work
 from ..rules.lock_outcomes import Outcome
 from ..rules.runs.cancel_reasons import cancel_payload, parent_reason
 from ..rules.runs.outcomes import Posted, RunRefused, RunSeen
+from ..rules.runs.parent_ends import cancel_key
 from ..rules.runs.record import NewRun, Run, RunEvent, ended_key, parent_of, workflow_of
 from ..runtime.flows import Flow, send
 from .attempts import first_that_differs, same_but_for_attempts
@@ -97,8 +98,8 @@ class Children:
         self._signals.leave()
 
     def _cancel(self, child: str, payload: str) -> None:
-        run, attempt = self._code.run.id, self._code.attempt
-        key = f"cancelled by {run}" if attempt == 1 else f"cancelled by {run}, attempt {attempt}"
+        run = self._code.run.id
+        key = cancel_key(run, self._code.attempt)
 
         def answered(answer: Outcome | HoldfastError) -> None:
             if self._left:

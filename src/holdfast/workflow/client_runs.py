@@ -23,6 +23,7 @@ from ..runtime.runners import run as run_sync
 from ..runtime.threads import in_thread
 from ..validation import Duration
 from .definition import Workflow
+from .entries import RunEntry, history
 from .forking import fork
 from .history import RunHistory, export, history_of
 from .importing import import_history
@@ -59,6 +60,13 @@ class AsyncRunQueries:
     async def get(self, run_id: str) -> RunInfo:
         """A run as it is now. Raises `UnknownRun`."""
         return await self._run(self._ready().get(run_id))
+
+    async def history(self, run_id: str) -> tuple[RunEntry, ...]:
+        """What a run has recorded, in order: steps, timers, signals, children, locks. Raises `UnknownRun`.
+
+        It is the history of its present generation, whether the run has ended or not.
+        """
+        return await self._run(history(self._ready(), run_id))
 
     async def list(
         self,
@@ -385,6 +393,13 @@ class Runs(_BaseRuns):
     def get(self, run_id: str) -> RunInfo:
         """A run as it is now. Raises `UnknownRun`."""
         return run(self._queries.get(run_id), self._client.runtime.batchers)
+
+    def history(self, run_id: str) -> tuple[RunEntry, ...]:
+        """What a run has recorded, in order: steps, timers, signals, children, locks. Raises `UnknownRun`.
+
+        It is the history of its present generation, whether the run has ended or not.
+        """
+        return run(history(self._queries, run_id), self._client.runtime.batchers)
 
     def list(
         self,

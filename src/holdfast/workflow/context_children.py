@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar, get_args, overload
 
 from ..errors import InvalidOption, RunEnded
-from ..rules.runs.record import NewRun, generation_id
+from ..rules.runs.record import NewRun, OnParentEnd, generation_id
 from ..runtime.codec import encode_message, encode_value
 from ..validation import Duration, checked_key
 from .attempts import marked
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 I = TypeVar("I")  # noqa: E741
 O = TypeVar("O")  # noqa: E741
+
+
+ParentEnd = Literal["cancel", "abandon"]
 
 
 class ChildSignal(NamedTuple):
@@ -90,6 +93,7 @@ class ContextChildren:
         input: I,
         *,
         id: str | None = None,
+        on_parent_end: ParentEnd | None = None,
         timeout: Duration | None = None,
         delay: Duration | None = None,
     ) -> Coroutine[Any, Any, ChildHandle[O]]: ...
@@ -99,6 +103,7 @@ class ContextChildren:
         workflow: Workflow[None, O],
         *,
         id: str | None = None,
+        on_parent_end: ParentEnd | None = None,
         timeout: Duration | None = None,
         delay: Duration | None = None,
     ) -> Coroutine[Any, Any, ChildHandle[O]]: ...
@@ -108,12 +113,15 @@ class ContextChildren:
         input: Any = None,
         *,
         id: str | None = None,
+        on_parent_end: ParentEnd | None = None,
         timeout: Duration | None = None,  # noqa: ASYNC109  (of the child)
         delay: Duration | None = None,
     ) -> ChildHandle[Any]:
         """Start a run of another workflow as a child of this one, and continue.
 
-        `timeout` is used instead of that of its workflow; the child begins after `delay`, at the earliest.
+        `timeout` is used instead of that of its workflow; the child begins after `delay`, at the earliest. When this
+        run ends, the child is cancelled in any case (`on_parent_end="cancel"`), or continues in any case ("abandon").
+        Without it, the child is cancelled if this run is cancelled or times out, and otherwise continues.
         """
         if self._code.over:
             await self._code.out()
@@ -136,6 +144,7 @@ class ContextChildren:
             parent=self.run_id,
             root=self._code.run.root,
             places=places_of(workflow.terms, workflow.name, workflow.limits, text, workflow.input_type),
+            on_parent_end=_checked_policy(on_parent_end),
             timeout=microseconds_of(timeout, "timeout"),
             delay=microseconds_of(delay, "delay") or 0,
         )
@@ -149,6 +158,7 @@ class ContextChildren:
         input: I,
         *,
         id: str | None = None,
+        on_parent_end: ParentEnd | None = None,
         timeout: Duration | None = None,
         delay: Duration | None = None,
     ) -> Coroutine[Any, Any, O]: ...
@@ -158,6 +168,7 @@ class ContextChildren:
         workflow: Workflow[None, O],
         *,
         id: str | None = None,
+        on_parent_end: ParentEnd | None = None,
         timeout: Duration | None = None,
         delay: Duration | None = None,
     ) -> Coroutine[Any, Any, O]: ...
@@ -167,11 +178,14 @@ class ContextChildren:
         input: Any = None,
         *,
         id: str | None = None,
+        on_parent_end: ParentEnd | None = None,
         timeout: Duration | None = None,  # noqa: ASYNC109  (of the child)
         delay: Duration | None = None,
     ) -> Any:
         """Start a child and wait for its result. Raises `WorkflowFailed` if it does not complete."""
-        handle = await self.start_child(workflow, input, id=id, timeout=timeout, delay=delay)
+        handle = await self.start_child(
+            workflow, input, id=id, on_parent_end=on_parent_end, timeout=timeout, delay=delay
+        )
         return await handle.result()
 
     async def _child_result(self, id: str, output: Any) -> Any:
@@ -180,7 +194,8 @@ class ContextChildren:
         try:
             text = await self._code.wait_for_child(id)
         except asyncio.CancelledError:
-            self._code.cancel_child(id)
+            if id not in self._code.with_policy("abandon"):
+                self._code.cancel_child(id)
             raise
         what = f"the result of the run {id!r}"
         return await self._code.read(text, output, id=f"child:{id}", what=what, recorded=True)
@@ -207,6 +222,12 @@ class ContextChildren:
             await self._code.out()
         self._code.check()
         self._code.cancel_child(id, checked_reason(reason))
+
+
+def _checked_policy(on_parent_end: ParentEnd | None) -> OnParentEnd:
+    if on_parent_end is not None and on_parent_end not in get_args(ParentEnd):
+        raise InvalidOption(f"on_parent_end={on_parent_end!r} is neither 'cancel' nor 'abandon'. Nothing was started.")
+    return on_parent_end or ""
 
 
 def _without_number_signs(name: str) -> str:

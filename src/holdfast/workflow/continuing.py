@@ -45,11 +45,14 @@ def next_generation(code: Replay, input: str, *, because: Literal["asked", "unre
     signals = tuple(new for new, old in enumerate(keep, 1) if old in unread)
     locks = tuple(carried_locks(code))
     first = 0 if code.continued is None else code.continued.first_lock
+    living = tuple(child for child in code.living_children if child not in code.ends)
     entry = j.Continued(
         at=now,
         because=because,
         signals=signals,
-        children=tuple(child for child in code.living_children if child not in code.ends),
+        children=living,
+        abandoned=tuple(child for child in living if child in code.with_policy("abandon")),
+        cancelled=tuple(child for child in living if child in code.with_policy("cancel")),
         locks=locks,
         first_lock=first + REQUESTS_PER_ATTEMPT * code.attempt,
     )

@@ -723,10 +723,18 @@ class Driver:
         then = self.end if self._ends else None
         if isinstance(then, Continue):  # events may have come since the code has ended
             then = self.end = self._next(now=self.host.now())
+        if isinstance(then, Finish):
+            then = self.end = replace(then, cancels=self._cancelled_with_it())
         if isinstance(then, Finish) and then.status != "completed" and code.living_children and self._pause is None:
             self._recorder.append(j.Left(at=self.host.now(), children=code.living_children))
         self._driver_locks.releasing(code.replay_locks.lock_requests.values())
         self._recorder.send(seen=self._seen, then=then, stuck=self._stuck())
+
+    def _cancelled_with_it(self) -> tuple[str, ...]:
+        """The children that are cancelled in the step that ends the run, also where its code was not replayed."""
+        continued = j.continued_entry(self._claim.entries)
+        inherited = () if continued is None else continued.cancelled
+        return tuple(dict.fromkeys((*inherited, *sorted(self._code.with_policy("cancel")))))
 
     def _stuck(self) -> tuple[str, ...] | None:
         """The children that the run waits for, if only they and locks can let it continue; else None."""

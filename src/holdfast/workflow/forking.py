@@ -145,7 +145,7 @@ def _own(entry: j.AnyEntry, run: Run, id: str) -> j.AnyEntry:
 def _own_continued(continued: j.Continued, run: Run, id: str) -> j.Continued:
     """How the generation began, as it is in the fork: the locks that it began with are asked for by their keys."""
     locks = tuple(replace(lock, key=_own_key(lock.key, run, id)) for lock in continued.locks)
-    return replace(continued, children=(), signals=(), locks=locks)
+    return replace(continued, children=(), abandoned=(), cancelled=(), signals=(), locks=locks)
 
 
 def _own_key(key: str, run: Run, id: str) -> str:

@@ -193,13 +193,16 @@ class Continued(Entry, frozen=True, tag="continued", kw_only=True):
     """The second entry of a generation that follows another one. It delivers nothing.
 
     `because` the workflow asked for it, or returned with unread signals. `signals` are the events with which the
-    generation begins, `children` those that earlier generations have started and that had not ended. The numbers of its
-    requests for locks are higher than `first_lock`, except for `locks`, which keep theirs.
+    generation begins, `children` those that earlier generations have started and that had not ended; of these,
+    `abandoned` and `cancelled` were started with that `on_parent_end`. The numbers of its requests for locks are higher
+    than `first_lock`, except for `locks`, which keep theirs.
     """
 
     because: Literal["asked", "unread"] = "asked"
     signals: tuple[int, ...] = ()
     children: tuple[str, ...] = ()
+    abandoned: tuple[str, ...] = ()
+    cancelled: tuple[str, ...] = ()
     locks: tuple[CarriedLock, ...] = ()
     first_lock: int = 0
 

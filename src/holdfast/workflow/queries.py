@@ -350,11 +350,18 @@ class RunQueries(RunStarter):
                 run_id=run_id,
                 status=run.status,
             )
-        children = yield from self._living_children(run)
+        children, cancels = yield from self._living_children(run)
         entry = j.encode_entry(j.Left(at=seen.now, children=children)) if children else ""
         failure = j.write_failure(j.Failure("RunFailed", reason))
         outcome, _ = yield from send(
-            FailRun(run=run_id, fence=run.fence, reason=failure, entry=entry, request=secrets.token_hex(8))
+            FailRun(
+                run=run_id,
+                fence=run.fence,
+                reason=failure,
+                entry=entry,
+                request=secrets.token_hex(8),
+                cancels=cancels,
+            )
         )
         if isinstance(outcome, RunRefused):
             if outcome.run is None:
@@ -368,9 +375,10 @@ class RunQueries(RunStarter):
         assert isinstance(outcome, Posted)  # noqa: S101
         return info(outcome.run)
 
-    def _living_children(self, run: Run) -> Flow[tuple[str, ...]]:
-        """The children of a run that have not ended: a later retry must know of them."""
+    def _living_children(self, run: Run) -> Flow[tuple[tuple[str, ...], tuple[str, ...]]]:
+        """The children of a run that have not ended: a later retry must know of them; and those that end with it."""
         found: list[str] = []
+        cancels: list[str] = []
         after = ""
         while True:
             command = ListRecords(kind=TREE_MEMBER.name, prefix=tree_prefix(run.root), after=after)
@@ -383,8 +391,9 @@ class RunQueries(RunStarter):
                     child = outcome.claim.run if isinstance(outcome, RunSeen) and outcome.claim is not None else None
                     if child is not None and child.living and is_child_of(child, run):
                         found.append(member.id)
+                        cancels += [member.id] if child.on_parent_end == "cancel" else []
             if page.next is None:
-                return tuple(found)
+                return tuple(found), tuple(cancels)
             after = page.next
 
     def _check_child(self, parent: Run, child: str, *, revived: bool) -> Flow[None]:

@@ -16,7 +16,7 @@ import msgspec
 
 from ..errors import HoldfastError, InvalidValue, NonDeterminismError, NotInWorkflow, WorkflowFailed
 from ..rules.runs.cancel_reasons import reason_in
-from ..rules.runs.record import End, EventKind, NewRun, Run, RunEvent, Scalar, generation_id
+from ..rules.runs.record import End, EventKind, NewRun, OnParentEnd, Run, RunEvent, Scalar, generation_id
 from ..runtime.codec import decode_value, output_of
 from . import journal as j
 from .attempts import is_marked, marked
@@ -389,6 +389,13 @@ class Replay:
         """All children that are not known to have ended, also those of earlier generations."""
         return tuple(dict.fromkeys((*self._inherited, *self._children)))
 
+    def with_policy(self, on_parent_end: OnParentEnd) -> frozenset[str]:
+        """Those of the living children that were started with this `on_parent_end`."""
+        found = [child for child, new in self._children.items() if new.on_parent_end == on_parent_end]
+        if self.continued is not None and on_parent_end:
+            found += self.continued.abandoned if on_parent_end == "abandon" else self.continued.cancelled
+        return frozenset(found)
+
     @property
     def _inherited(self) -> tuple[str, ...]:
         return () if self.continued is None else self.continued.children
@@ -657,7 +664,7 @@ class Replay:
         self.cancel_reason = (reason_in(event.payload) or None) if event is not None else None
         self.end_as = "cancelled" if entry.event else "timed_out"
         self.stop_at = entry.at + GRACE
-        for child in self.living_children:
+        for child in [one for one in self.living_children if one not in self.with_policy("abandon")]:
             self.cancel_child(child, (self.cancel_reason or "") if entry.event else "its timeout has expired")
         if self.root is not None:
             self.root.cancel(self.cancel_reason)

@@ -16,6 +16,7 @@ from . import record as rule
 from .admission import finish
 from .helpers import free, holder_of, is_alive, known, wake
 from .outcomes import Blocked, Posted, RunRefused
+from .parent_ends import cancel_children
 from .record import Block, Finish, Run
 from .repository import RunRepository
 
@@ -65,8 +66,14 @@ def unblock(repo: RunRepository, now: int, *, run: str, fence: int, request: str
     return Posted(number=after.length, fresh=True, run=after, woken=wake(repo, now, after))
 
 
-def give_up(repo: RunRepository, now: int, *, run: str, fence: int, reason: str, entry: str, request: str) -> Outcome:
-    """End a run that no worker drives as failed. `entry`, if any, is the last entry of its journal."""
+def give_up(
+    repo: RunRepository, now: int, *, run: str, fence: int, reason: str, entry: str, request: str,
+    cancels: Sequence[str] = (),
+) -> Outcome:  # fmt: skip
+    """End a run that no worker drives as failed. `entry`, if any, is the last entry of its journal.
+
+    Its children among `cancels` that end with it are cancelled.
+    """
     before = known(repo, run)
     if before is not None and before.last == request:
         return Posted(number=before.length, fresh=True, run=before)
@@ -76,6 +83,7 @@ def give_up(repo: RunRepository, now: int, *, run: str, fence: int, reason: str,
         repo.append(run, before.length, (entry,))
     length = before.length + bool(entry)
     woken = finish(repo, now, replace(before, length=length, last=request), Finish("failed", reason))
+    woken += cancel_children(repo, now, before, cancels, "failed")
     ended = repo.run(run)
     assert ended is not None  # noqa: S101  (just written)
     return Posted(number=length, fresh=True, run=ended, woken=woken)

@@ -43,7 +43,10 @@ def reason_in(payload: str) -> str:
         found = _decode(payload)
     except msgspec.MsgspecError:
         return ""
-    return limit_reason(found.limit, found.run) if found.limit else found.reason
+    # PostgreSQL cannot extract a field of JSON that contains a NUL.
+    return (
+        limit_reason(found.limit, found.run) if found.limit else found.reason.replace("\0", "\N{REPLACEMENT CHARACTER}")
+    )
 
 
 def limit_reason(limit: str, run: str) -> str:

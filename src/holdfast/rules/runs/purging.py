@@ -21,7 +21,7 @@ from . import approvals, streams, updates
 from .helpers import known
 from .outcomes import Purged, PurgeStep, TreeSeen
 from .own_records import own_prefix
-from .record import Run
+from .record import Run, is_child_of
 from .repository import RunRepository
 from .requests import ANSWERED_PAGE, ANSWERED_PAGES, APPROVAL, APPROVAL_NAME, UPDATE
 from .signal_keys import SIGNAL_KEY, SIGNAL_KEY_PAGE, key_prefix
@@ -67,9 +67,15 @@ def record_prefixes(run: Run) -> tuple[Named, ...]:
     return found
 
 
-def cuts_the_tree(run: Run) -> bool:  # noqa: ARG001  (no run is started in this way yet)
+def cuts_the_tree(run: Run) -> bool:
     """Whether a run and its descendants do not belong to the tree of its root, although it was started there."""
-    return False
+    return bool(run.parent) and run.is_first
+
+
+def _may_be_missed(repo: RunRepository, run: Run) -> bool:
+    """Whether the parent of a run that it has abandoned may still ask for it: it has not ended, or may be retried."""
+    parent = repo.run(run.parent) if cuts_the_tree(run) and run.parent != run.id else None
+    return parent is not None and is_child_of(run, parent) and parent.status not in ("completed", "purged")
 
 
 def is_stub(run: Run) -> bool:
@@ -136,7 +142,7 @@ def _tree(repo: RunRepository, name: str, before: int) -> Tree:
     """Whether a tree can be removed in one step."""
     try:
         root = known(repo, name)
-        if root is None or root.parent:
+        if root is None or not root.is_first:
             return Tree("absent")
         if (verdict := _kept(root, before) or _kept_for_others(repo, root)) is not None:
             return Tree(verdict)
@@ -153,10 +159,13 @@ def _tree(repo: RunRepository, name: str, before: int) -> Tree:
 
 
 def _kept_for_others(repo: RunRepository, run: Run) -> Verdict | None:
-    """Whether a run below this replaced one has not ended. They are in the tree of the run that has its id now.
+    """Whether the parent that has abandoned a run may ask for it, or a run below a replaced one has not ended.
 
-    A tree that is too large for one step counts as living: the replaced run then goes after that tree.
+    The runs below a replaced run are in the tree of the run that has its id now. A tree that is too large for one step
+    counts as living: the replaced run then goes after that tree.
     """
+    if _may_be_missed(repo, run):
+        return "living"
     if not run.replaced_by:
         return None
     keys = repo.record_keys(TREE_MEMBER, tree_prefix(run.replaced_by), "", RUNS_AT_ONCE)
@@ -256,7 +265,7 @@ def look_at(repo: RunRepository, *, root: str, before: int, after: str, limit: i
 def mark(repo: RunRepository, *, root: str, before: int, purge: str) -> Outcome:
     """Announce the purge of a tree. A run of it that is revived meanwhile ends this purge."""
     run = known(repo, root)
-    if run is None or run.parent or _kept(run, before) is not None:
+    if run is None or not run.is_first or _kept(run, before) is not None or _may_be_missed(repo, run):
         return PurgeStep(state="refused")
     if run.purging != purge:
         repo.save(replace(run, purging=purge))
@@ -268,7 +277,9 @@ def hide(repo: RunRepository, *, root: str, before: int, purge: str) -> Outcome:
     found = repo.run(root)
     if found is not None and found.status == "purged" and found.purging == purge:
         return PurgeStep(state="hidden")
-    if found is None or found.purging != purge or found.parent or _kept(found, before) is not None:
+    if found is None or found.purging != purge or not found.is_first or _kept(found, before) is not None:
+        return PurgeStep(state="refused")
+    if _may_be_missed(repo, found):
         return PurgeStep(state="refused")
     repo.save(_hidden(found))
     return PurgeStep(state="hidden")

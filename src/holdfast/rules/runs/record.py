@@ -47,6 +47,10 @@ class LockWait(msgspec.Struct, frozen=True, array_like=True):
     weight: int = 1
 
 
+OnParentEnd = Literal["", "cancel", "abandon"]
+"""What happens to a child when its parent ends: "": it is cancelled if the parent is cancelled or times out, otherwise
+it continues; it is always cancelled; it continues in any case, as the first run of a tree of its own."""
+
 Scalar = str | int | bool
 """What an attribute can be."""
 
@@ -161,7 +165,8 @@ class Run(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     this id, which is kept as `replaces`; the kept one has the id of its successor in `replaced_by`. `parent_first` is
     the `first` of the parent that has started it, `continued_at` when its generation began where that is not the first
     one, `cancelled_by` the limit that has cancelled it, `cancel_reason` the reason of its first cancel. `timeout` is
-    the one that its start has given, in microseconds; before `not_before` it does not begin. `details` is JSON text
+    the one that its start has given, in microseconds; before `not_before` it does not begin. `on_parent_end` is what
+    the end of its parent does to it. `details` is JSON text
     that the code has set about itself. `approvals` are its open requests for approvals. `record_kinds` are
     the kinds of further records that belong to it, which a purge looks for.
     """
@@ -208,6 +213,7 @@ class Run(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     cancel_reason: str = ""
     timeout: int | None = None
     not_before: int | None = None
+    on_parent_end: OnParentEnd = ""
     purging: str = ""
     details: str | None = None
     approvals: tuple[str, ...] = ()
@@ -227,7 +233,12 @@ class Run(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     @property
     def purgeable_from(self) -> int | None:
         """When the first run of a tree ended: the time by which purges find it. None for all other runs."""
-        return None if self.parent or self.status in LIVING else self.ended_at
+        return None if self.status in LIVING or not self.is_first else self.ended_at
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it is the first run of a tree: a run without a parent, or one that its parent has abandoned."""
+        return not self.parent or self.on_parent_end == "abandon"
 
 
 class NewRun(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -253,6 +264,7 @@ class NewRun(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     on_existing: OnExisting = "error"
     timeout: int | None = None
     delay: int = 0
+    on_parent_end: OnParentEnd = ""
 
 
 class RunEvent(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -286,10 +298,14 @@ class Park(msgspec.Struct, frozen=True, tag="park"):
 
 
 class Finish(msgspec.Struct, frozen=True, tag="finish"):
-    """End the run. `result` is JSON text: the value, or the failure."""
+    """End the run. `result` is JSON text: the value, or the failure.
+
+    Those of the runs `cancels` are cancelled that it has started with `on_parent_end="cancel"`.
+    """
 
     status: End
     result: str
+    cancels: tuple[str, ...] = ()
 
 
 class Continue(msgspec.Struct, frozen=True, tag="continue"):
@@ -514,7 +530,8 @@ def start(new: NewRun, now: int, worker: str = "", *, before: Run | None = None,
         request=new.request,
         key=new.key,
         parent=new.parent,
-        root=new.root or new.id,
+        root=new.id if new.on_parent_end == "abandon" else new.root or new.id,
+        on_parent_end=new.on_parent_end,
         attributes=new.attributes,
         places=new.places,
         priority=new.priority,

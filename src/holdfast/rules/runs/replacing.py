@@ -71,7 +71,7 @@ class Replaced:
         repo.append(kept.id, 0, self._entries)
         self._keep_events(kept)
         tree.left(repo, run)
-        tree.joined(repo, kept)
+        tree.joined(repo, kept, kept.root)
         return successor
 
     def _keep_events(self, kept: Run) -> None:

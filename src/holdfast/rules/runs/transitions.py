@@ -43,6 +43,7 @@ from .outcomes import (
     WorkerList,
     WorkerRegistered,
 )
+from .parent_ends import cancel_children
 from .purging import is_stub, spare
 from .record import Block, Continue, Ending, Finish, NewRun, Parent, Past, Run, RunEvent, Scalar, WorkerRecord
 from .repository import RunRepository
@@ -85,7 +86,7 @@ def start(
         repo.append(new.id, 0, (new.input, *(() if past is None else past.entries)))
         for event in () if past is None else past.events:
             repo.post(new.id, event)
-        tree.joined(repo, run)
+        tree.joined(repo, run, new.root or new.id)
     return Started(run=run, fresh=fresh, now=now, verdict=entrance.verdict, woken=entrance.woken)
 
 
@@ -279,6 +280,7 @@ def record(
     )
     if done and isinstance(then, Finish):
         woken += finish(repo, now, after, then)
+        woken += cancel_children(repo, now, after, then.cancels, then.status)
     elif done and isinstance(then, Continue):
         woken += begin_next(repo, now, after, then)
         return Recorded(done=True, taken=taken, limited=limited, answers=answers, events=(), now=now, woken=woken)

@@ -40,12 +40,15 @@ def tree_key(root: str, run: str) -> str:
     return tree_prefix(root) + digest(run)
 
 
-def joined(repo: RunRepository, run: Run) -> None:
-    """Note that a run that was started belongs to the tree of its root; a run without a parent is a root itself."""
+def joined(repo: RunRepository, run: Run, root: str) -> None:
+    """Note that a run was started in the tree of this root; a run without a parent is a root itself.
+
+    A run that its parent has abandoned is noted there too, so that the parent finds it.
+    """
     if run.parent:
-        key = tree_key(run.root, run.id)
+        key = tree_key(root, run.id)
         if repo.record(TREE_MEMBER, key) is None:
-            repo.put_record(TREE_MEMBER, key, TreeMember(id=run.id, parent=run.parent, root=run.root))
+            repo.put_record(TREE_MEMBER, key, TreeMember(id=run.id, parent=run.parent, root=root))
 
 
 def left(repo: RunRepository, run: Run) -> None:

@@ -40,6 +40,8 @@ def row_of(run: Run) -> dict[str, Any]:
     row = {name: getattr(run, name) for name in COLUMNS}
     row["attributes"] = _json.encode(run.attributes).decode()
     row["workflow"] = run.workflow
+    if run.parent and run.is_first:  # an index of first runs has those without a parent
+        row["parent"], rest["parent"] = "", run.parent
     row["plain"] = HARMLESS.issuperset(rest)
     row["rest"] = _json.encode(rest).decode()
     return row
@@ -51,6 +53,7 @@ def run_of(text: bytes) -> tuple[str, Run | RecordUnreadable]:
     name: str = row["id"]
     try:
         fields = {column: row[column] for column in COLUMNS}
+        fields["parent"] = row["rest"].get("parent", fields["parent"])
         return name, msgspec.convert({**row["rest"], **fields}, Run)
     except (msgspec.MsgspecError, KeyError, TypeError) as error:
         return name, unreadable("run", name, error)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from ...commands import purging as p
 from ...commands import runs as r
-from ...rules.runs.outcomes import Posted, Recorded, RunRefused, Started
-from ...rules.runs.record import Finish, NewRun, Parent, Park, RunEvent
+from ...rules.runs.outcomes import EndedRuns, Posted, Purged, PurgeStep, Recorded, RunRefused, RunSeen, Started
+from ...rules.runs.record import Finish, NewRun, OnParentEnd, Parent, Park, RunEvent
 from .requests import DONE, RequestTests
 from .runs import record, signal, start
 
@@ -54,9 +55,12 @@ class ChildTests(RequestTests):
         run = self.ask(start(worker=self.add_worker()), Started).run
         for n, reason in enumerate(("first é \\u0000", "second")):
             event = RunEvent(kind="cancel", key=f"k{n}", payload=f'{{"reason":"{reason}"}}')
-            assert self.ask(r.PostEvent(run="r", event=event), Posted).run.cancel_reason == "first é \0"
+            assert (
+                self.ask(r.PostEvent(run="r", event=event), Posted).run.cancel_reason
+                == "first é \N{REPLACEMENT CHARACTER}"
+            )
         self.ask(record(run, seen=2, then=Finish("cancelled", "null")), Recorded)
-        assert self.run_seen().cancel_reason == "first é \0"
+        assert self.run_seen().cancel_reason == "first é \N{REPLACEMENT CHARACTER}"
         self.ask(r.ReviveRun(run="r", fence=self.run_seen().fence, keep=1, request="again"), Posted)
         assert (self.run_seen().cancel_reason, self.run_seen().cancelling) == ("", False)
 
@@ -69,3 +73,52 @@ class ChildTests(RequestTests):
         self.ask(r.PostEvent(run="early", event=RunEvent(kind="cancel", payload='{"reason":"no"}')), Posted)
         early = self.run_seen("early")
         assert (early.status, early.cancel_reason, "began: no" in (early.result or "")) == ("cancelled", "no", True)
+
+    def end_with_children(self, then: Finish) -> list[str]:
+        """End a run with three living children, one of each policy, beside a run of another parent."""
+        parent = self.ask(start(worker=self.add_worker("w.0")), Started).run
+        policies: tuple[OnParentEnd, ...] = ("", "cancel", "abandon")
+        children = tuple(
+            NewRun(id=f"c{n}", type="order", input="2", request=f"c{n}", parent="r", root="r", on_parent_end=policy)
+            for n, policy in enumerate(policies)
+        )
+        other = start("x", parent="y", root="x", on_parent_end="cancel")
+        self.ask(other, Started)
+        self.ask(record(parent, children=children), Recorded)
+        self.claim("w.0", runs=("c1",))
+        self.ask(record(parent, request="end", then=then), Recorded)
+        again = self.ask(record(parent, request="end", then=then), Recorded)
+        assert again.done, "sent again, it is the same end"
+        return [self.run_seen(run).status for run in ("c0", "c1", "c2", "x")]
+
+    def test_the_end_of_a_run_cancels_its_children_with_that_policy_and_no_other_run(self) -> None:
+        statuses = self.end_with_children(Finish("completed", "1", cancels=("c0", "c1", "c2", "x", "nobody", "r")))
+        assert statuses == ["pending", "running", "pending", "pending"]
+        child = self.run_seen("c1")
+        assert (child.cancelling, child.posted, child.cancel_reason) == (
+            True, 1, "cancelled by the parent run r: it is completed",
+        )  # fmt: skip
+        assert not any(self.run_seen(run).cancelling for run in ("c0", "c2", "x"))
+
+    def test_an_abandoned_child_is_the_first_run_of_its_tree(self) -> None:
+        self.end_with_children(Finish("completed", "1"))
+        assert [(self.run_seen(run).root, self.run_seen(run).parent) for run in ("c0", "c2")] == [
+            ("r", "r"), ("c2", "r"),
+        ]  # fmt: skip
+        (ended,) = self.claim("w.0", runs=("c2",))
+        self.ask(record(ended, then=Finish("completed", "2")), Recorded)
+        found = self.ask(
+            p.ListEndedRuns(workflow="order", status="completed", before=2**52, after=None, limit=9), EndedRuns
+        )
+        assert sorted(run for _, run in found.runs) == ["c2", "r"]
+        purged = self.ask(p.PurgeRuns(roots=("c2", "r"), before=2**52), Purged)
+        assert (purged.trees, purged.runs, purged.living) == (1, 1, 1), "the tree of r has c0, which has not ended"
+        assert self.ask(r.ReadRun(run="c2"), RunSeen).claim is None
+
+    def test_an_abandoned_child_is_not_removed_while_its_parent_can_be_retried(self) -> None:
+        self.end_with_children(Finish("failed", "null"))
+        (ended,) = self.claim("w.0", runs=("c2",))
+        self.ask(record(ended, then=Finish("completed", "2")), Recorded)
+        assert self.ask(p.PurgeRuns(roots=("c2",), before=2**52), Purged).living == 1
+        mark = p.PurgeTree(root="c2", before=2**52, purge="p", step="mark")
+        assert self.ask(mark, PurgeStep).state == "refused"
