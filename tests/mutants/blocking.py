@@ -74,8 +74,8 @@ BLOCKING = [
     Mutant(
         "the time for which a run was blocked counts for its timeout",
         "workflow/driver.py",
-        " + self.workflow.timeout + self.run.blocked_for",
-        " + self.workflow.timeout",
+        " + timeout + self.run.blocked_for",
+        " + timeout",
         (BLOCKED + "test_time_that_a_run_is_blocked_does_not_count_for_its_timeout[sqlite]",),
     ),
     Mutant(
