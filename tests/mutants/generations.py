@@ -127,8 +127,8 @@ CONTINUING = [
     Mutant(
         "children of earlier generations are not cancelled with the run",
         "workflow/replay.py",
-        "        for child in self.living_children:\n",
-        "        for child in self.children:\n",
+        "for child in [one for one in self.living_children if",
+        "for child in [one for one in self.children if",
         (GENERATIONS + "test_children_that_live_stay_children_and_later_generations_give_theirs_other_ids[sqlite]",),
     ),
 ]

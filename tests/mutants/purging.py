@@ -34,8 +34,8 @@ PURGING = [
     Mutant(
         "ended runs are listed by their start",
         "rules/runs/record.py",
-        "in LIVING else self.ended_at",
-        "in LIVING else self.created_at",
+        "or not self.is_first else self.ended_at",
+        "or not self.is_first else self.created_at",
         (SUITE + "test_ended_runs_are_found_by_their_end_and_not_by_their_start",),
     ),
     Mutant(

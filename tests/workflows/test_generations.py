@@ -825,8 +825,8 @@ def test_a_signal_that_comes_while_a_child_is_cancelled_makes_the_run_continue(u
     answers, read = [], []
     real = Children._cancel
 
-    def slow(self, child):  # the answer to the cancel comes after the signal
-        answers.append(lambda: real(self, child))
+    def slow(self, child, payload):  # the answer to the cancel comes after the signal
+        answers.append(lambda: real(self, child, payload))
 
     monkeypatch.setattr(Children, "_cancel", slow)
 
