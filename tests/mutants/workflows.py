@@ -82,7 +82,7 @@ WORKFLOWS = [
     Mutant(
         "a step with other arguments gets the recorded result",
         "workflow/replay.py",
-        "        if call.arguments != arguments:\n",
+        "        if call.arguments != arguments and self._arguments_as_stored(call) != arguments:\n",
         "        if False:\n",
         (BARRIER + "test_an_error_about_changed_code_shows_the_history_and_the_code",),
     ),
@@ -145,8 +145,8 @@ WORKFLOWS = [
     Mutant(
         "failed attempts are forgotten",
         "workflow/driver.py",
-        "                self._recorder.append(entry)\n                call.again_at",
-        "                call.again_at",
+        "                self._recorder.append(entry)\n                self._heartbeats.failed(call)\n",
+        "                self._heartbeats.failed(call)\n",
         (BARRIER + "test_failed_attempts_are_counted_across_replays",),
     ),
     Mutant(
@@ -558,7 +558,7 @@ WORKFLOWS = [
     Mutant(
         "patched ignores the marker in the journal",
         "workflow/patches.py",
-        "self._decided = {entry.name: True for entry in entries if isinstance(entry, j.Patched)}",
+        "self._decided = dict.fromkeys(_marked(entries), True)",
         "self._decided: dict[str, bool] = {}",
         (PATCHES + "test_a_new_run_takes_the_new_branch_at_its_first_line_and_after_a_move",),
     ),
@@ -577,7 +577,14 @@ WORKFLOWS = [
         "workflow/patches.py",
         "len(texts) > run.length or ",
         "",
-        (PATCHES + "test_every_attempt_of_a_workflow_decides_again",),
+        (PATCHES + "test_a_later_attempt_takes_the_new_branch_that_an_earlier_one_has_taken",),
+    ),
+    Mutant(
+        "a later attempt decides again, so that an effect is repeated in another branch",
+        "workflow/patches.py",
+        "first and (self._allowed is None or name in self._allowed)",
+        "first",
+        (PATCHES + "test_a_later_attempt_takes_the_branch_of_the_attempts_before_it",),
     ),
     Mutant(
         "the marker of an earlier attempt counts",
