@@ -58,16 +58,6 @@ CONTINUING = [
         (GENERATIONS + "test_steps_that_are_running_are_cancelled_or_waited_for[sqlite]",),
     ),
     Mutant(
-        "a later generation takes a refused id for that of its child",
-        "workflow/driver.py",
-        "isinstance(self.end, Continue) and (self._steps.busy or self._code.unstarted):",
-        "isinstance(self.end, Continue) and self._steps.busy:",
-        (
-            GENERATIONS
-            + "test_the_id_of_another_run_that_a_child_was_refused_is_not_cancelled_by_a_later_generation[sqlite]",
-        ),
-    ),
-    Mutant(
         "a signal that comes after the code has ended is removed with those that were read",
         "workflow/driver.py",
         "            then = self.end = self._next(now=self.host.now())\n",

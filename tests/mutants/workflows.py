@@ -393,13 +393,6 @@ WORKFLOWS = [
         (ATTEMPTS + "test_a_transaction_that_a_failed_attempt_requested_is_not_executed[sqlite]",),
     ),
     Mutant(
-        "a cancel goes to a run of which it is not known whether it is a child",
-        "workflow/children.py",
-        " and self._cancels[0][1] not in self._code.unclaimed:",
-        ":",
-        (ATTEMPTS + "test_an_unrelated_run_with_the_id_of_a_child_is_not_cancelled[memory-2]",),
-    ),
-    Mutant(
         "a run that fails cancels what it never started",
         "workflow/children.py",
         "        never = {new.id for new in self._code.unstarted} | self._code.unclaimed\n",
