@@ -27,8 +27,9 @@ from holdfast.stores import questions as q
 from holdfast.stores.sql.address import parse
 from holdfast.stores.sql.mysql import MySqlDialect
 from holdfast.stores.sql.reading import Reading
+from holdfast.stores.sql.schema import prepare, version_of
 from holdfast.stores.sql.session import new_stamp
-from holdfast.stores.sql.tables import SqlTables
+from holdfast.stores.sql.tables import VERSION, SqlTables
 from holdfast.testing.builders import ManualClock, acquire, release, renew
 from holdfast.testing.proxy import Proxy
 from holdfast.testing.suite.runs import start
@@ -132,13 +133,13 @@ def test_the_server_ends_the_transaction_of_a_client_that_is_paused_after_an_err
 
 
 class Refusing:
-    """A connection of the driver that answers the next write with an error of the server."""
+    """A connection of the driver that answers the next write, or other request, with an error of the server."""
 
-    def __init__(self, driver, error):
-        self.driver, self.error = driver, error
+    def __init__(self, driver, error, sent="READ WRITE"):
+        self.driver, self.error, self.sent = driver, error, sent
 
     def send(self, text):
-        if self.error is not None and "READ WRITE" in text:
+        if self.error is not None and self.sent in text:
             error, self.error = self.error, None
             raise error
         return self.driver.send(text)
@@ -157,6 +158,15 @@ def test_a_deadlock_or_a_row_that_changed_is_decided_again(maria, number):
     assert connection.conflicts == 1
     connection.close()
     store.close()
+
+
+def test_a_client_that_opens_a_database_whose_tables_are_being_created_looks_again(maria):
+    """The table was created after the snapshot of the client that looks for it: error 1412."""
+    with sql_session(maria) as (session, tables):
+        prepare(session, tables)
+        session._driver = Refusing(session._driver, pymysql.err.OperationalError(1412, "x"), "oldest_client")
+        assert version_of(session, tables) == VERSION
+        assert session._driver.error is None
 
 
 @pytest.mark.parametrize("number", [1205, 3572])
