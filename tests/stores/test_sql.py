@@ -61,7 +61,7 @@ def trips(connection, *commands):
     return connection.session.trips - before, outcomes
 
 
-def test_a_batch_of_any_size_takes_two_round_trips(connection):
+def test_a_batch_takes_two_round_trips(connection):
     many = [acquire(f"k{n}", f"a.{n}") for n in range(500)]
     count, outcomes = trips(connection, *many)
     assert count == 2
@@ -73,6 +73,23 @@ def test_a_batch_of_any_size_takes_two_round_trips(connection):
     count, outcomes = trips(connection, *(release(f"k{n}", f"a.{n}", token=tokens[n]) for n in range(500)))
     assert count == 2
     assert all(isinstance(outcome, out.Released) for outcome in outcomes)
+
+
+@pytest.mark.parametrize(
+    ("batch", "expected"),
+    [
+        (lambda: [acquire(f"k{n}", f"a.{n}") for n in range(1_000)], 2),
+        (lambda: [acquire(f"k{n}", f"a.{n}") for n in range(1_500)], 4),
+        (lambda: [start(f"r{n}") for n in range(1_000)], 8),
+        (lambda: [acquire("a"), c.ListLocks(), acquire("b")], 5),
+    ],
+    ids=["1,000 acquires", "1,500 acquires", "1,000 starts", "a list between two acquires"],
+)
+def test_a_large_batch_is_divided_and_each_part_takes_two_round_trips(connection, batch, expected):
+    connection.execute([c.Inspect(key="k")])
+    count, outcomes = trips(connection, *batch())
+    assert count == expected
+    assert all(isinstance(outcome, out.Granted | Started | c.LockPage) for outcome in outcomes)
 
 
 def test_a_command_that_changes_nothing_takes_one_round_trip(connection):
