@@ -25,6 +25,29 @@ def fence(name: str, old: str, new: str, caught_by: str) -> Mutant:
 
 
 DYNAMODB = [
+    *(
+        Mutant(name, "stores/dynamodb/connection.py", old, new, (f"tests/stores/test_dynamodb_throttling.py::{test}",))
+        for name, old, new, test in (
+            (
+                "throttling is not bounded by the deadline of the caller",
+                "THROTTLED_SECONDS = 0.3",
+                "THROTTLED_SECONDS = 5.0",
+                "test_a_caller_whose_requests_are_throttled_waits_no_longer_than_it_wanted",
+            ),
+            (
+                "each throttled write of a batch is repeated for as long as a single one",
+                "partial(self._write, give_up=patience())",
+                "lambda one: self._write(one, give_up=patience())",
+                "test_a_large_batch_that_is_throttled_fails_as_fast_as_a_small_one",
+            ),
+            (
+                "clients that were throttled together come back together",
+                "    time.sleep(random.uniform(pause / 2, pause))",
+                "    time.sleep(pause)",
+                "test_clients_that_were_throttled_together_do_not_come_back_together",
+            ),
+        )
+    ),
     Mutant(
         "the skew is subtracted from the time instead of added to what is stored",
         "stores/dynamodb/store.py",

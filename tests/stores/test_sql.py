@@ -27,8 +27,9 @@ from holdfast.stores import questions as q
 from holdfast.stores.sql.address import parse
 from holdfast.stores.sql.mysql import MySqlDialect
 from holdfast.stores.sql.reading import Reading
+from holdfast.stores.sql.schema import prepare, version_of
 from holdfast.stores.sql.session import new_stamp
-from holdfast.stores.sql.tables import SqlTables
+from holdfast.stores.sql.tables import VERSION, SqlTables
 from holdfast.testing.builders import ManualClock, acquire, release, renew
 from holdfast.testing.proxy import Proxy
 from holdfast.testing.suite.runs import start
@@ -60,7 +61,7 @@ def trips(connection, *commands):
     return connection.session.trips - before, outcomes
 
 
-def test_a_batch_of_any_size_takes_two_round_trips(connection):
+def test_a_batch_takes_two_round_trips(connection):
     many = [acquire(f"k{n}", f"a.{n}") for n in range(500)]
     count, outcomes = trips(connection, *many)
     assert count == 2
@@ -72,6 +73,23 @@ def test_a_batch_of_any_size_takes_two_round_trips(connection):
     count, outcomes = trips(connection, *(release(f"k{n}", f"a.{n}", token=tokens[n]) for n in range(500)))
     assert count == 2
     assert all(isinstance(outcome, out.Released) for outcome in outcomes)
+
+
+@pytest.mark.parametrize(
+    ("batch", "expected"),
+    [
+        (lambda: [acquire(f"k{n}", f"a.{n}") for n in range(1_000)], 2),
+        (lambda: [acquire(f"k{n}", f"a.{n}") for n in range(1_500)], 4),
+        (lambda: [start(f"r{n}") for n in range(1_000)], 8),
+        (lambda: [acquire("a"), c.ListLocks(), acquire("b")], 5),
+    ],
+    ids=["1,000 acquires", "1,500 acquires", "1,000 starts", "a list between two acquires"],
+)
+def test_a_large_batch_is_divided_and_each_part_takes_two_round_trips(connection, batch, expected):
+    connection.execute([c.Inspect(key="k")])
+    count, outcomes = trips(connection, *batch())
+    assert count == expected
+    assert all(isinstance(outcome, out.Granted | Started | c.LockPage) for outcome in outcomes)
 
 
 def test_a_command_that_changes_nothing_takes_one_round_trip(connection):
@@ -132,13 +150,13 @@ def test_the_server_ends_the_transaction_of_a_client_that_is_paused_after_an_err
 
 
 class Refusing:
-    """A connection of the driver that answers the next write with an error of the server."""
+    """A connection of the driver that answers the next write, or other request, with an error of the server."""
 
-    def __init__(self, driver, error):
-        self.driver, self.error = driver, error
+    def __init__(self, driver, error, sent="READ WRITE"):
+        self.driver, self.error, self.sent = driver, error, sent
 
     def send(self, text):
-        if self.error is not None and "READ WRITE" in text:
+        if self.error is not None and self.sent in text:
             error, self.error = self.error, None
             raise error
         return self.driver.send(text)
@@ -157,6 +175,15 @@ def test_a_deadlock_or_a_row_that_changed_is_decided_again(maria, number):
     assert connection.conflicts == 1
     connection.close()
     store.close()
+
+
+def test_a_client_that_opens_a_database_whose_tables_are_being_created_looks_again(maria):
+    """The table was created after the snapshot of the client that looks for it: error 1412."""
+    with sql_session(maria) as (session, tables):
+        prepare(session, tables)
+        session._driver = Refusing(session._driver, pymysql.err.OperationalError(1412, "x"), "oldest_client")
+        assert version_of(session, tables) == VERSION
+        assert session._driver.error is None
 
 
 @pytest.mark.parametrize("number", [1205, 3572])

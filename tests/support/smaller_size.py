@@ -19,7 +19,7 @@ ATTEMPTS = 3
 """An inconclusive campaign is repeated. A campaign that found a broken promise is not."""
 
 
-def check_campaign(name: str, needed: tuple[str, ...] = ()) -> None:
+def check_campaign(name: str, needed: tuple[str, ...] = (), options: tuple[str, ...] = ()) -> None:
     """Run a campaign, which must pass; skip it if all of its servers are left out."""
     if name in ("clock", "skew") and not sys.platform.startswith("linux"):
         pytest.skip("the clock is moved by libfaketime, which is preloaded on Linux only")
@@ -27,7 +27,7 @@ def check_campaign(name: str, needed: tuple[str, ...] = ()) -> None:
         pytest.skip(real_servers.reason(", ".join(needed)))
     for _ in range(ATTEMPTS):
         campaign = subprocess.run(
-            [sys.executable, CAMPAIGNS / f"{name}.py"],
+            [sys.executable, CAMPAIGNS / f"{name}.py", *options],
             capture_output=True,
             text=True,
             timeout=LIMIT,

@@ -45,7 +45,10 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     clock_step: int = 1
     """The resolution of the store's clock, in microseconds."""
     trips: int = 1
-    """Round trips of a batch of commands about a few records, where no other client writes to the same records."""
+    """Round trips of a batch of commands about a few records, where no other client writes to the same records.
+
+    A store may divide a larger batch, and one with a list in its middle: then each part takes so many.
+    """
 
 
 Level = Literal["ok", "warning", "problem"]

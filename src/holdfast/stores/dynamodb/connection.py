@@ -1,8 +1,9 @@
 """One connection to the table: strongly consistent reads, conditional writes, each its own HTTP request.
 
 Several requests of a batch are sent at the same time, from a few threads that belong to the connection. A request that
-was throttled is repeated after a pause, for a few seconds; a write whose reply was lost is never repeated here, because
-the stamp in the table shows whether it was applied. The time is that of this host, read after the reply.
+was throttled is repeated after a pause, but not for long: only the caller knows its deadline, and sends the command
+again. A write whose reply was lost is never repeated here, because the stamp in the table shows whether it was applied.
+The time is that of this host, read after the reply.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
 from ...errors import StoreError, StoreUnusable
@@ -29,9 +31,9 @@ PARALLEL = 8
 AS_MANY_AS_THERE_ARE = 100_000
 KEYS_PER_READ = 100
 """Keys of one BatchGetItem, by DynamoDB's limit."""
-THROTTLED_SECONDS = 5.0
-"""How long a request that is throttled is repeated."""
-FIRST_PAUSE, LONGEST_PAUSE = 0.02, 0.5
+THROTTLED_SECONDS = 0.3
+"""How long the requests of a batch are repeated that are throttled: enough for a short burst of other clients."""
+FIRST_PAUSE, LONGEST_PAUSE = 0.02, 0.1
 READ_TRIES = 2
 """How often a read is sent if the connection is closed before the reply. Servers close idle connections."""
 
@@ -45,11 +47,11 @@ class DynamoRequests:
     def __init__(self, client: Any, table: str, where: str) -> None:
         self.client, self.table, self.where = client, table, where
 
-    def read(self, operation: str, **request: Any) -> Any:
+    def read(self, operation: str, give_up: float | None = None, **request: Any) -> Any:
         """Send a request that changes nothing. Raises `StoreError`, which is never ambiguous."""
         for left in reversed(range(READ_TRIES)):
             try:
-                return self.send(operation, **request)
+                return self.send(operation, give_up, **request)
             except Exception as error:
                 if left and connection_was_closed(error):
                     continue
@@ -58,9 +60,11 @@ class DynamoRequests:
                 raise made from error
         raise AssertionError
 
-    def send(self, operation: str, **request: Any) -> Any:
-        """Send a request, again while it is throttled. Raises what botocore raises."""
-        give_up, pause = elapsed() + THROTTLED_SECONDS, FIRST_PAUSE
+    def send(self, operation: str, give_up: float | None = None, **request: Any) -> Any:
+        """Send a request, again while it is throttled, until `give_up`. Raises what botocore raises."""
+        if give_up is None:
+            give_up = patience()
+        pause = FIRST_PAUSE
         while True:
             try:
                 return getattr(self.client, operation)(**request)
@@ -113,12 +117,13 @@ class DynamoConnection:
             found = self._read_one(wanted[0])
         else:
             parts = [wanted[start : start + KEYS_PER_READ] for start in range(0, len(wanted), KEYS_PER_READ)]
-            found = {name: text for part in self._each(self._read_some, parts) for name, text in part.items()}
+            texts = self._each(partial(self._read_some, give_up=patience()), parts)
+            found = {name: text for part in texts for name, text in part.items()}
         return CasRead(found, self._clock())
 
     def write(self, writes: Sequence[CasWrite]) -> Sequence[bool | None]:
         """Write the items. One whose request failed without any effect counts as not applied, unless all did."""
-        results = self._each(self._write, writes)
+        results = self._each(partial(self._write, give_up=patience()), writes)
         errors = [result for result in results if isinstance(result, StoreError)]
         if errors and len(errors) == len(results):
             raise errors[0]
@@ -185,16 +190,16 @@ class DynamoConnection:
         )
         return {name: stored(answer["Item"])} if "Item" in answer else {}
 
-    def _read_some(self, names: Sequence[CasName]) -> dict[CasName, StampedText]:
+    def _read_some(self, names: Sequence[CasName], *, give_up: float) -> dict[CasName, StampedText]:
         """One BatchGetItem, and further ones for the keys that the service left out because it was busy."""
         requests = self._usable()
         keys = {name: item_key(self._namespace, name) for name in names}
         by_item = {_identity(key): name for name, key in keys.items()}
         asked: Any = {requests.table: {"Keys": list(keys.values()), "ConsistentRead": True}}
         found: dict[CasName, StampedText] = {}
-        give_up, pause = elapsed() + THROTTLED_SECONDS, FIRST_PAUSE
+        pause = FIRST_PAUSE
         while asked:
-            answer = requests.read("batch_get_item", RequestItems=asked)
+            answer = requests.read("batch_get_item", give_up, RequestItems=asked)
             items = answer["Responses"].get(requests.table, ())
             found |= {by_item[_identity(item)]: stored(item) for item in items}
             asked = answer.get("UnprocessedKeys")
@@ -205,7 +210,7 @@ class DynamoConnection:
                 pause = min(2 * pause, LONGEST_PAUSE)
         return found
 
-    def _write(self, write: CasWrite) -> bool | StoreError | None:
+    def _write(self, write: CasWrite, *, give_up: float) -> bool | StoreError | None:
         requests = self._usable()
         condition: dict[str, Any] = {"ConditionExpression": f"attribute_not_exists({PARTITION})"}
         if write.expected is not None:
@@ -216,9 +221,9 @@ class DynamoConnection:
         request = {"TableName": requests.table, "ReturnValuesOnConditionCheckFailure": "ALL_OLD", **condition}
         try:
             if write.text is None:
-                requests.send("delete_item", Key=item_key(self._namespace, write.name), **request)
+                requests.send("delete_item", give_up, Key=item_key(self._namespace, write.name), **request)
             else:
-                requests.send("put_item", Item=item_of(self._namespace, write, write.text), **request)
+                requests.send("put_item", give_up, Item=item_of(self._namespace, write, write.text), **request)
         except Exception as error:
             if code_of(error) == CONDITION_FAILED:
                 item = present_item(error)
@@ -247,6 +252,11 @@ class DynamoConnection:
                 "this connection belongs to the parent process of a fork. Open a new client in this process."
             )
         return self._requests
+
+
+def patience() -> float:
+    """Until when requests that begin now are repeated if they are throttled."""
+    return elapsed() + THROTTLED_SECONDS
 
 
 def wait(pause: float) -> None:

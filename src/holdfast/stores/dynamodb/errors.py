@@ -96,7 +96,7 @@ def store_error(error: Exception, where: str) -> StoreError:
 def busy(where: str, reason: str) -> StoreUnavailable:
     """The error for a request that was throttled until the caller gave up."""
     return StoreUnavailable(
-        f"{where} refused the request for several seconds because there are too many ({reason}). Nothing was done. "
+        f"{where} refused the request several times because there are too many ({reason}). Nothing was done. "
         "Raise the capacity of the table, or let fewer clients wait for the same key."
     )
 

@@ -95,7 +95,7 @@ def shown_difference(ahead: float | None) -> str:
 
 
 def _read_settings(requests: DynamoRequests, address: DynamoAddress) -> Any:
-    request = {"TableName": address.table, "Key": SETTINGS_KEY, "ConsistentRead": True}
+    request: dict[str, Any] = {"TableName": address.table, "Key": SETTINGS_KEY, "ConsistentRead": True}
     try:
         return requests.read("get_item", **request)
     except StoreError as error:

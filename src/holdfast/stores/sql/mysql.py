@@ -18,8 +18,9 @@ from .dialect import GENERAL_ADVICE, Cause, Rows
 
 IDLE_SECONDS = 1
 """How long the server keeps an open transaction of a client that sends nothing."""
-_CONFLICTS = frozenset({1020, 1022, 1062, 1213, 1690, 3101})
-"""Duplicate keys, deadlock (in a cluster: 3101), the failed condition of `insist`, a row that changed (1020)."""
+_CONFLICTS = frozenset({1020, 1022, 1062, 1213, 1412, 1690, 3101})
+"""Duplicate keys, deadlock (in a cluster: 3101), the failed condition of `insist`, a row that changed (1020), a table
+that was created after the snapshot of a reading transaction (1412)."""
 ROLLED_BACK = frozenset({1020, 1213, 3101})
 """Those after which the server has rolled the whole transaction back."""
 _BUSY = frozenset({1205, 3572})

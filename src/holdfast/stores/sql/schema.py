@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from ...errors import StoreUnusable
-from .session import LostRace, SqlSession, TablesMissing
+from ...errors import StoreContended, StoreUnusable
+from .session import LostRace, RowBusy, SqlSession, TablesMissing
 from .tables import VERSION, SqlTables
+
+TRIES = 10
+"""How often the version is read, at most, while other clients create the tables."""
 
 
 def version_of(session: SqlSession, tables: SqlTables) -> int:
     """The version of the tables; 0: there are none, or not all of them."""
-    try:
-        ((rows),) = session.read([session.dialect.oldest_client(tables.about)])
-    except TablesMissing:
-        return 0
-    return int(rows[0][0] or 0)
+    for _ in range(TRIES):
+        try:
+            ((rows),) = session.read([session.dialect.oldest_client(tables.about)])
+        except TablesMissing:
+            return 0
+        except (LostRace, RowBusy):  # another client is creating the table
+            continue
+        return int(rows[0][0] or 0)
+    raise StoreContended("other clients keep changing the tables of this database. Nothing was changed. Try again.")
 
 
 def prepare(session: SqlSession, tables: SqlTables) -> None:
