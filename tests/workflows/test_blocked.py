@@ -368,6 +368,64 @@ def test_a_result_of_a_child_that_new_code_is_first_to_read_and_cannot_read_bloc
     played(scenario)
 
 
+def test_a_later_generation_is_blocked_even_if_its_workflow_fails_unreadable_inputs(url, played, engine_on):
+    shared(url)
+
+    def release(kind):
+        async def picky(ctx: Context, order) -> str:
+            if ctx.generation == 1:
+                raise ctx.continue_as_new(order)
+            return await ctx.wait_for_signal("go")
+
+        picky.__annotations__["order"] = kind
+        return workflow(unreadable_input="fail")(picky)
+
+    async def scenario():
+        async with engine_on(url, [release(Receipt)], park_after=0.05) as engine:
+            await parked(engine, await engine.start("picky", Receipt("x"), id="r"))
+        async with engine_on(url, [release(LongReceipt)]) as engine:
+            await engine.signal("r", "go", "x")
+            await until_blocked(engine, "r")
+
+    played(scenario)
+
+
+def test_blocked_runs_are_tried_some_at_a_time_and_behind_runs_that_are_due(
+    tmp_path, played, engine_on, shop, monkeypatch
+):
+    monkeypatch.setattr(blocked_runs, "AT_ONCE", 2)
+    url = f"sqlite:///{tmp_path}/runs.db"
+    good, bad = shop.release(bad=False), shop.release(bad=True)
+    claims = []
+
+    async def scenario():
+        async with engine_on(url, [good], park_after=0.05) as engine:
+            for n in range(5):
+                await parked(engine, await engine.start(good, f"c{n}", id=f"r{n}"))
+        async with engine_on(url, [bad]) as engine:
+            for n in range(5):
+                await engine.signal(f"r{n}", "packed")
+                await until_blocked(engine, f"r{n}")
+        async with AsyncClient(url) as hf:
+            due = await hf.runs.start("order", "new")
+        claim = Worker.claim
+
+        async def noted(worker, *, limit, runs=(), untried=False):
+            drivers = await claim(worker, limit=limit, runs=runs, untried=untried)
+            claims.append((untried, [driver.run.id for driver in drivers]))
+            return drivers
+
+        monkeypatch.setattr(Worker, "claim", noted)
+        async with engine_on(url, [good]) as engine:
+            for n in range(5):
+                await engine.handle(f"r{n}").result(20)
+        found = [(untried, runs) for untried, runs in claims if runs]
+        assert found[0] == (False, [due]), "a run that is due comes first"
+        assert [len(runs) for untried, runs in found if untried] == [2, 2, 1]
+
+    played(scenario)
+
+
 def test_a_timer_of_a_blocked_run_ends_when_the_code_fits(url, played, engine_on):
     shared(url)
 

@@ -296,6 +296,28 @@ def test_a_retry_beside_a_purge_wins_or_finds_no_run(url):
         wins.append(isinstance(revived, Posted))
 
 
+def test_a_start_that_replaces_a_run_beside_a_purge_keeps_the_number_of_the_purged_one(url):
+    """Either the ended run is kept as `r~1`, or it was purged; in both cases the new one is there."""
+    for n in range(15):
+        with Client(url) as hf:
+            connection = hf.runtime.store.connect("commands")
+            ended_tree(connection, f"r{n}", 1)
+            connection.close()
+        new = NewRun(id=f"r{n}", type="t", input="2", request=f"new {n}", on_existing="replace_ended")
+        purge = p.PurgeRuns(roots=(f"r{n}",), before=2**53 - 1)
+        (purged,), (started,) = raced(url, [purge], [r.StartRun(new=new)])
+        assert isinstance(purged, Purged)
+        assert isinstance(started, Started)
+        assert started.fresh
+        with Client(url) as hf:
+            assert hf.runs.get(f"r{n}").living
+            there = {run.id for run in hf.runs.list(prefix=f"r{n}", limit=100).runs}
+        if started.run.generation == 1:
+            assert (purged.runs, there) == (2, {f"r{n}"})
+        else:
+            assert (purged.runs, f"r{n}~1" in there) == (0, True)
+
+
 def test_a_start_with_the_key_of_a_purged_run_finds_it_or_begins_anew(url):
     for n in range(25):
         new = NewRun(id=f"a{n}", type="t", input="1", request=f"a {n}", key=f"k{n}")
