@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 from .errors import InvalidDuration, InvalidKey, InvalidOption
 
@@ -18,6 +18,10 @@ Duration = float | int | timedelta | str
 MICROSECONDS = 1_000_000
 MAX_KEY_BYTES = 512
 MIN_TTL_SECONDS = 0.1
+LONGEST_SECONDS = 36_525 * 86_400.0
+"""The longest duration: a hundred years. The sum of a time and a duration then fits into every store."""
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+LATEST = datetime.max.replace(tzinfo=UTC)
 MAX_TTL_SECONDS = 366 * 86_400.0
 
 _UNITS = {
@@ -83,7 +87,26 @@ def seconds(value: Duration, *, what: str = "a duration") -> float:
             result = math.inf
     if math.isnan(result) or math.isinf(result) or result < 0:
         raise InvalidDuration(f"{what} cannot be {value!r}: it must be a finite number that is not negative")
+    if result > LONGEST_SECONDS:
+        raise InvalidDuration(f"{what} cannot be {value!r}: it must be at most 100 years")
     return result
+
+
+def time_of(microseconds: int) -> datetime:
+    """A stored time, which is in microseconds since 1970. One that no `datetime` can hold is the latest that one can.
+
+    >>> time_of(0).year, time_of(2**62).year
+    (1970, 9999)
+    """
+    try:
+        return EPOCH + timedelta(microseconds=microseconds)
+    except OverflowError:
+        return LATEST
+
+
+def microseconds_of_time(when: datetime) -> int:
+    """A time with a time zone, as it is stored."""
+    return (when - EPOCH) // timedelta(microseconds=1)
 
 
 def _parse(text: str, what: str) -> float:

@@ -326,3 +326,38 @@ def test_a_timed_out_workflow_also_has_half_a_minute_for_cleanup():
     good, late = asyncio.run(scenario())
     assert "at the end" in good[-1]
     assert not any("at the end" in entry for entry in late)
+
+
+@pytest.mark.parametrize("how", ["bare", "swallowed"])
+def test_a_run_that_continues_without_waiting_for_anything_can_be_cancelled(url, played, engine_on, how):
+    """Its code never waits, so that no generation would receive the cancel."""
+
+    @workflow(name="below")
+    async def below(ctx) -> None:
+        await ctx.wait_for_signal("never")
+
+    @workflow(name="endless")
+    async def endless(ctx, number: int) -> None:
+        if number == 1:
+            await ctx.start_child(below, id="below")
+            await ctx.sleep("1 ms")
+        asked = ctx.continue_as_new(number + 1)
+        if how == "bare":
+            raise asked
+
+    async def scenario():
+        async with engine_on(url, [endless, below]) as engine:
+            handle = await engine.start(endless, 1, id="r")
+
+            async def has_continued():
+                return (await engine.get("r")).generation > 3
+
+            await eventually_async(has_continued)
+            await handle.cancel("enough")
+            with pytest.raises(WorkflowFailed, match="enough"):
+                await handle.result(20)
+            assert (await engine.get("r")).status == "cancelled"
+            with pytest.raises(WorkflowFailed, match="cancelled"):
+                await engine.handle("below").result(20)
+
+    played(scenario)

@@ -173,12 +173,17 @@ def test_a_workflow_that_raises_do_not_retry_has_one_attempt(played):
     assert attempts == [1]
 
 
-def test_a_workflow_is_not_tried_again_after_a_step_that_raised_do_not_retry(played):
+class Refused(DoNotRetry):
+    """The bank does not pay."""
+
+
+@pytest.mark.parametrize("error", [DoNotRetry, Refused])
+def test_a_workflow_is_not_tried_again_after_a_step_that_raised_do_not_retry(played, error):
     attempts = []
 
     @step
     def charge() -> None:
-        raise DoNotRetry
+        raise error
 
     @workflow(retry=Retry(max_attempts=3, **SOON))
     async def flow(ctx, _none: None) -> None:

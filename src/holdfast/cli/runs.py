@@ -12,7 +12,7 @@ import click
 from .. import Client, HoldfastError
 from ..errors import InvalidOption, RunEnded
 from ..rules.runs import record as rule
-from ..validation import MICROSECONDS
+from ..validation import MICROSECONDS, time_of
 from ..workflow import RunInfo
 from .exit_codes import FAILED
 from .options import Settings, common, pass_settings
@@ -27,7 +27,6 @@ from .runs_reading import (
     read_run,
     run_document,
     starts_at,
-    time_of,
     type_text,
     waits_of,
     workers_for,

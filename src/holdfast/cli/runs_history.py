@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from ..rules.runs.outcomes import Claim
+from ..validation import time_of
 from ..workflow import journal as j
 from ..workflow.entries import RunEntry, entries_of, stored_value
-from .runs_reading import time_of
 
 
 def history_of(claim: Claim) -> list[dict[str, Any]]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 import msgspec
@@ -18,13 +17,12 @@ from ..rules.runs import record as rule
 from ..rules.runs.outcomes import Claim
 from ..runtime.codec import MAX_BYTES
 from ..runtime.runners import run as run_flow
+from ..validation import time_of
 from ..workflow import BlockInfo, RunInfo
 from ..workflow.pause import pause_of
 from ..workflow.queries import RunQueries, info
 from .options import Settings, open_client
 from .output import format_time
-
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class RunSnapshot(NamedTuple):
@@ -114,11 +112,6 @@ def type_text(kind: str) -> str:
 def workflow_text(one: RunInfo) -> str:
     """The workflow of a run, with its version."""
     return one.workflow if one.version is None else f"{one.workflow}@{one.version}"
-
-
-def time_of(microseconds: int) -> datetime:
-    """A stored time."""
-    return EPOCH + timedelta(microseconds=microseconds)
 
 
 def run_document(found: RunInfo) -> dict[str, Any]:

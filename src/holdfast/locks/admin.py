@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import datetime
 
 import msgspec
 
@@ -16,7 +16,7 @@ from ..rules.runs.record import RunEvent
 from ..runtime.base import BaseClient
 from ..runtime.flows import Flow, Submit, send
 from ..runtime.runners import run, run_async
-from ..validation import MICROSECONDS, checked_key
+from ..validation import MICROSECONDS, checked_key, time_of
 
 MAX_REASON = 1_000
 
@@ -82,10 +82,6 @@ class LockInfo(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.holders)
 
 
-def _time(moment: int) -> datetime:
-    return datetime.fromtimestamp(moment / MICROSECONDS, UTC)
-
-
 def _age(since: int, now: int) -> float:
     return max(0, now - since) / MICROSECONDS
 
@@ -101,7 +97,7 @@ def _holder(holder: Holder, now: int) -> HolderInfo:
         pid=holder.label.pid,
         token=holder.token,
         weight=holder.weight,
-        since=_time(holder.since),
+        since=time_of(holder.since),
         age=_age(holder.since, now),
         time_left=_time_left(holder.expires_at, now),
         offered=holder.offered,
@@ -115,7 +111,7 @@ def _waiter(waiter: Waiter, position: int, now: int) -> WaiterInfo:
         pid=waiter.label.pid,
         position=position,
         weight=waiter.weight,
-        since=_time(waiter.since),
+        since=time_of(waiter.since),
         age=_age(waiter.since, now),
         time_left=_time_left(waiter.expires_at, now),
     )
@@ -134,7 +130,7 @@ def _info(key: str, record: LockRecord | None, now: int, error: str = "") -> Loc
         waiting=record.waiting,
         forced=None
         if forced is None
-        else ForcedInfo(at=_time(forced.at), by=forced.by, reason=forced.reason, holders=forced.holders),
+        else ForcedInfo(at=time_of(forced.at), by=forced.by, reason=forced.reason, holders=forced.holders),
         error=error,
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 
 from msgspec.structs import replace
@@ -24,7 +24,7 @@ from ..runtime.base import BaseClient
 from ..runtime.flows import RESEND_FOR, Flow, Wait, send
 from ..runtime.grant import LocalGrant
 from ..runtime.runners import run, run_async
-from ..validation import MICROSECONDS, Duration, checked_key, checked_ttl
+from ..validation import MICROSECONDS, Duration, checked_key, checked_ttl, time_of
 from .acquire import take
 from .lease import AsyncLease, BaseLease, Lease
 from .lock import AsyncLock, BaseLock, Lock
@@ -131,7 +131,7 @@ class BaseRunLocks(Generic[L]):
 def _run_lock(client: BaseClient, holder: str, expires_at: int | None, token: int) -> RunLock:
     return RunLock(
         holder=holder,
-        expires_at=None if expires_at is None else datetime.fromtimestamp(expires_at / MICROSECONDS, UTC),
+        expires_at=None if expires_at is None else time_of(expires_at),
         backend=client.url.partition("://")[0],
         token=token,
     )

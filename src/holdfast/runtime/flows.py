@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Generator
-from datetime import UTC, datetime
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -31,7 +30,7 @@ from ..rules import lock_outcomes as out
 from ..rules.lock import OFFER_LIFE
 from ..rules.lock_record import Holder
 from ..stores.contract import Role
-from ..validation import MICROSECONDS
+from ..validation import MICROSECONDS, time_of
 from .grant import local_deadline
 from .notifier import Notifier
 
@@ -331,5 +330,5 @@ def timed_out(command: Acquire, holders: tuple[Holder, ...], now: int, position:
         holder=holder,
         age=age,
         position=position,
-        expires_at=None if ends is None else datetime.fromtimestamp(ends / MICROSECONDS, UTC),
+        expires_at=None if ends is None else time_of(ends),
     )

@@ -11,11 +11,11 @@ import logging
 import os
 import threading
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Literal
 
 from ..platform import elapsed
-from ..validation import MICROSECONDS
+from ..validation import MICROSECONDS, time_of
 from .notifier import Notifier
 
 DRIFT = 0.01
@@ -91,7 +91,7 @@ class LocalGrant:
 
     def expiry(self) -> datetime:
         """When it expires in the store, by the store's clock."""
-        return datetime.fromtimestamp(self.expires_at / MICROSECONDS, UTC)
+        return time_of(self.expires_at)
 
     def renewed(self, sent: float, ttl: int, expires_at: int, floor: int) -> None:
         """A renewal that was sent at that moment has been answered."""

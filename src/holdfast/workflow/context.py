@@ -9,7 +9,7 @@ import random
 import uuid
 from collections.abc import Callable, Coroutine, MutableMapping
 from contextvars import ContextVar
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
 import msgspec
@@ -19,7 +19,7 @@ from ..rules.runs.record import RunEvent, Scalar, generation_id, workflow_of
 from ..rules.slot import Address
 from ..runtime.codec import encode_value
 from ..state.compare_and_swap import Decide
-from ..validation import Duration, checked_key, seconds
+from ..validation import Duration, checked_key, seconds, time_of
 from . import journal
 from .context_children import ContextChildren
 from .context_locks import ContextLocks
@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from .step_streams import AttemptStreams
 
 R = TypeVar("R")
-
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class StepInfo(msgspec.Struct, frozen=True, repr_omit_defaults=True):
@@ -366,7 +364,7 @@ class Context(ContextLocks, ContextRequests, ContextChildren):
     def now(self) -> datetime:
         """The time of the workflow: the time of the last result or event that it received."""
         self._code.check()
-        return EPOCH + timedelta(microseconds=self._code.loop.now)
+        return time_of(self._code.loop.now)
 
     def random(self) -> float:
         """A number between 0 and 1, the same on every replay."""

@@ -6,7 +6,7 @@ Both are events in the inbox of the run, so they are received and replayed in th
 from __future__ import annotations
 
 import asyncio
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 import msgspec
@@ -15,7 +15,7 @@ from ..errors import InvalidKey, InvalidValue
 from ..rules.runs.record import RunEvent, generation_id, without_generation
 from ..rules.runs.requests import NewApproval
 from ..runtime.codec import encode_message
-from ..validation import MICROSECONDS, Duration, checked_key, seconds
+from ..validation import MICROSECONDS, Duration, checked_key, seconds, time_of
 from .definition import checked_name
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ class ContextRequests:
             self._code.requests.close(wanted)
             raise
         answer = _read_answer(event.payload)
-        at = datetime.fromtimestamp(event.at / MICROSECONDS, UTC)
+        at = time_of(event.at)
         return Approval(approved=answer.approved, by=answer.by, comment=answer.comment, at=at)
 
     async def set_details(self, value: Any) -> None:

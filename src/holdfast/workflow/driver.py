@@ -441,9 +441,10 @@ class Driver:
         """The code has ended: decide how the run ends."""
         code, root = self._code, self._code.root
         assert root is not None  # noqa: S101  (it has ended, so it was begun)
-        if code.continuing is not None and (root.cancelled() or continues(root.exception())):
+        if (asked := code.continuing) is not None and (root.cancelled() or continues(root.exception())):
+            self._take_old_cancel()
             if code.end_as is None:
-                self._continue(code.continuing.input, "asked")
+                self._continue(asked.input, "asked")
             else:
                 self._finish(
                     code.end_as, cancelled_error("the run was cancelled before it could continue", code.cancel_reason)
@@ -462,6 +463,17 @@ class Driver:
                 self._finish("failed", unfit)
             else:
                 self._returned(text)
+
+    def _take_old_cancel(self) -> None:
+        """Deliver a cancel with which this generation began, before it continues.
+
+        Code that never waits would carry the cancel from generation to generation.
+        """
+        code = self._code
+        for number, event in list(code.inbox.items()):
+            if event.kind == "cancel" and code.end_as is None and code.continued and event.at <= code.continued.at:
+                code.continuing = None
+                self._deliver_new(j.CancelAsked(at=self.host.now(), event=number))
 
     def _returned(self, text: str) -> None:
         """The code has returned this: end the run, unless it is to do something about unread signals."""

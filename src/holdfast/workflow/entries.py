@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any, Literal
 
 import msgspec
@@ -17,6 +17,7 @@ from ..rules.runs.cancel_reasons import reason_in
 from ..rules.runs.outcomes import Claim
 from ..rules.runs.record import RunEvent
 from ..runtime.flows import Flow
+from ..validation import time_of
 from . import journal as j
 from .queries import RunQueries
 
@@ -25,7 +26,6 @@ EntryKind = Literal[
     "asks", "child", "cancel", "lock", "no lock", "lost", "given", "left", "again", "attempt begun", "continued",
     "patch", "streamed", "forked",
 ]  # fmt: skip
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class RunEntry(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
@@ -144,8 +144,3 @@ def stored_value(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text
-
-
-def time_of(microseconds: int) -> datetime:
-    """A stored time."""
-    return EPOCH + timedelta(microseconds=microseconds)

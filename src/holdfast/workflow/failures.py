@@ -11,7 +11,7 @@ import builtins
 import traceback
 from functools import cache
 
-from ..errors import NotInWorkflow, StepFailed, WorkflowFailed
+from ..errors import DoNotRetry, NotInWorkflow, StepFailed, WorkflowFailed
 from .journal import Failure
 
 MAX_MESSAGE = 10_000
@@ -76,7 +76,8 @@ def step_failed(step: str, failure: Failure, attempts: int) -> StepFailed:
 
 @cache
 def _class_for(names: tuple[str, ...]) -> type[StepFailed]:
-    kinds = [kind for name in names if isinstance(kind := getattr(builtins, name, None), type)]
+    known = {_name(DoNotRetry): DoNotRetry}
+    kinds = [kind for name in names if isinstance(kind := known.get(name) or getattr(builtins, name, None), type)]
     bases = tuple(
         next(one for one in kind.__mro__ if issubclass(one, Exception) and not issubclass(one, _NOT_REBUILT))
         for kind in kinds
@@ -93,7 +94,10 @@ def _class_for(names: tuple[str, ...]) -> type[StepFailed]:
 
 
 def _bases(kind: type[BaseException]) -> tuple[str, ...]:
-    """The nearest bases of an exception type that are built into Python and more specific than `Exception`."""
+    """The nearest bases of an exception type that are built into Python and more specific than `Exception`.
+
+    The last one is `DoNotRetry` where the type is derived from it.
+    """
     if kind.__module__ == "builtins":
         return ()
     found: list[type[BaseException]] = []
@@ -101,7 +105,8 @@ def _bases(kind: type[BaseException]) -> tuple[str, ...]:
         own = base.__module__ == "builtins" and issubclass(base, Exception) and base is not Exception
         if own and not any(issubclass(nearer, base) for nearer in found):
             found.append(base)
-    return tuple(base.__qualname__ for base in found)
+    names = tuple(base.__qualname__ for base in found)
+    return (*names, _name(DoNotRetry)) if issubclass(kind, DoNotRetry) else names
 
 
 def _reduced(error: StepFailed) -> tuple[object, ...]:
@@ -111,7 +116,10 @@ def _reduced(error: StepFailed) -> tuple[object, ...]:
 
 
 def is_one_of(error: BaseException, kinds: tuple[type[BaseException], ...]) -> bool:
-    """Whether an error is of one of these types. An error of a step is compared by the name of its type."""
+    """Whether an error is of one of these types. An error of a step is compared by the name of its type.
+
+    Of its bases only those are known that are built into Python, and `DoNotRetry`.
+    """
     return isinstance(error, kinds) or (isinstance(error, StepFailed) and error.kind in map(_name, kinds))
 
 

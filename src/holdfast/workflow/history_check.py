@@ -11,7 +11,6 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
-from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 import msgspec
@@ -20,6 +19,7 @@ from msgspec.structs import replace
 from ..errors import HoldfastError, InvalidOption, NonDeterminismError, NotInWorkflow
 from ..rules.runs.record import NewRun
 from ..runtime.codec import encode_value
+from ..validation import MICROSECONDS, time_of
 from . import journal as j
 from .blocking_code import BlockingCodeWatch
 from .context import StepCall
@@ -31,7 +31,6 @@ from .pause import pause_of
 from .queries import RESTART
 from .replay import Replay
 
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 OF_THE_ENGINE = ("holdfast.errors.", "RunPoisoned", "RunFailed")
 """Errors that the engine records for a run whose code has not ended."""
 SHOWN = 200
@@ -217,5 +216,5 @@ def _waits_of(code: Replay) -> tuple[str, ...]:
     """What the code waits for, in words."""
     found = [*code.waits]
     if (timer := code.loop.next_timer()) is not None:
-        found.append(f"a timer until {EPOCH + timedelta(seconds=timer.when()):%Y-%m-%d %H:%M:%S} UTC")
+        found.append(f"a timer until {time_of(round(timer.when() * MICROSECONDS)):%Y-%m-%d %H:%M:%S} UTC")
     return tuple(found)

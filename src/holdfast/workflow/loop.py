@@ -22,6 +22,7 @@ from types import MethodType
 from typing import Any, NoReturn
 
 from ..errors import NotInWorkflow
+from ..validation import LONGEST_SECONDS
 from .asyncio_frames import AS_COMPLETED, AWAITED, GATHERING, SHIELD, WAIT, given_to_as_completed
 from .blocking_code import BlockingCodeWatch, Warn
 from .loop_futures import (
@@ -184,7 +185,8 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        """Run this at a time of the workflow: a durable timer."""
+        """Run this at a time of the workflow: a durable timer. One that is never due ends in a hundred years."""
+        when = min(when, self.time() + LONGEST_SECONDS)
         self._timer_numbers += 1
         timer = WorkflowTimer(when, callback, args, self, context)
         timer.number = self._timer_numbers

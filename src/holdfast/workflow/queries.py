@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -46,7 +46,7 @@ from ..rules.runs.repository import RunFilter
 from ..rules.runs.tree import TREE_MEMBER, TreeMember, tree_prefix
 from ..runtime.codec import decode_value
 from ..runtime.flows import Flow, Wait, send
-from ..validation import MICROSECONDS, Duration, checked_count, checked_key, seconds
+from ..validation import MICROSECONDS, Duration, checked_count, checked_key, microseconds_of_time, seconds, time_of
 from . import journal as j
 from .cancelling import checked_reason
 from .definition import Workflow
@@ -64,7 +64,6 @@ RESTART = "restart-"
 MAX_LISTED = 1_000_000
 """The largest `limit` of a page of runs."""
 _CURSOR = re.compile(r"(-?[0-9]{1,18}):(.+)", re.ASCII | re.DOTALL)
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class BlockInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -550,10 +549,10 @@ def info(run: Run, holder: str = "") -> RunInfo:
         workflow=run.workflow,
         version=version if version not in {"", "*"} else None,
         status=run.status,
-        created_at=_time(run.created_at),
-        started_at=None if run.started_at is None else _time(run.started_at),
-        ended_at=None if run.ended_at is None else _time(run.ended_at),
-        due_at=None if run.status == "running" or run.due_at is None or run.due_at < 0 else _time(run.due_at),
+        created_at=time_of(run.created_at),
+        started_at=None if run.started_at is None else time_of(run.started_at),
+        ended_at=None if run.ended_at is None else time_of(run.ended_at),
+        due_at=None if run.status == "running" or run.due_at is None or run.due_at < 0 else time_of(run.due_at),
         parent=run.parent or None,
         idempotency_key=run.key or None,
         attributes=run.attributes,
@@ -565,13 +564,13 @@ def info(run: Run, holder: str = "") -> RunInfo:
         code=run.code or None,
         blocked=None if run.block is None else _block_info(run.block),
         generation=run.generation,
-        continued_at=None if run.continued_at is None else _time(run.continued_at),
+        continued_at=None if run.continued_at is None else time_of(run.continued_at),
         replaces=run.replaces or None,
         replaced_by=run.replaced_by or None,
         cancelled_by=None if run.cancelled_by is None else _cancel_info(run.cancelled_by),
         cancel_reason=_reason_of(run) or None,
         timeout=None if run.timeout is None else run.timeout / MICROSECONDS,
-        starts_at=_time(run.not_before) if run.not_before is not None and never_began(run) else None,
+        starts_at=time_of(run.not_before) if run.not_before is not None and never_began(run) else None,
         details=None if run.details is None else msgspec.json.decode(run.details),
         heartbeats=tuple(map(_heartbeat_info, run.heartbeats)),
     )
@@ -581,8 +580,8 @@ def _heartbeat_info(beat: StepHeartbeat) -> HeartbeatInfo:
     return HeartbeatInfo(
         step=beat.step,
         attempt=beat.attempt,
-        at=_time(beat.at),
-        expires_at=None if beat.expires_at is None else _time(beat.expires_at),
+        at=time_of(beat.at),
+        expires_at=None if beat.expires_at is None else time_of(beat.expires_at),
         details=None if beat.details is None else msgspec.json.decode(beat.details),
     )
 
@@ -604,7 +603,7 @@ def _successor(run: Run) -> str:
 
 def _block_info(block: Block) -> BlockInfo:
     return BlockInfo(
-        reason=j.read_failure(block.reason), since=_time(block.first), tries=block.tries, code=block.code or None
+        reason=j.read_failure(block.reason), since=time_of(block.first), tries=block.tries, code=block.code or None
     )
 
 
@@ -630,10 +629,6 @@ def unknown_run(run_id: str) -> UnknownRun:
     return UnknownRun(f"there is no run with the id {run_id!r} in this namespace", run_id=run_id)
 
 
-def _time(microseconds: int) -> datetime:
-    return EPOCH + timedelta(microseconds=microseconds)
-
-
 def _microseconds(when: datetime, what: str) -> int:
     if not isinstance(when, datetime):
         raise InvalidOption(
@@ -642,7 +637,7 @@ def _microseconds(when: datetime, what: str) -> int:
         )
     if when.tzinfo is None:
         raise InvalidOption(f"{what}={when!r} has no time zone: give a datetime such as datetime.now(UTC)")
-    return (when - EPOCH) // timedelta(microseconds=1)
+    return microseconds_of_time(when)
 
 
 def _read_cursor(text: str) -> tuple[int, str]:

@@ -7,7 +7,7 @@ the request by its id, and is recognised when it is sent again.
 from __future__ import annotations
 
 import secrets
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -23,7 +23,7 @@ from ..runtime.base import BaseClient
 from ..runtime.codec import decode_value, encode_message
 from ..runtime.flows import Flow, Wait, send
 from ..runtime.runners import run, run_async
-from ..validation import MICROSECONDS, checked_count, checked_key
+from ..validation import checked_count, checked_key, time_of
 from .definition import Workflow
 
 POLL_SECONDS = 0.5
@@ -202,13 +202,9 @@ def _open(request: ApprovalRequest) -> OpenApproval:
         id=request.id,
         name=request.name,
         data=msgspec.json.decode(request.data),
-        asked_at=_time(request.asked_at),
-        until=None if request.until is None else _time(request.until),
+        asked_at=time_of(request.asked_at),
+        until=None if request.until is None else time_of(request.until),
     )
-
-
-def _time(microseconds: int) -> datetime:
-    return datetime.fromtimestamp(microseconds / MICROSECONDS, UTC)
 
 
 class Approvals:
