@@ -33,6 +33,13 @@ BLOCKING = [
         ),
     ),
     Mutant(
+        "a run is given up although it has started a child meanwhile",
+        "rules/runs/blocking.py",
+        "before.fence == fence and last in (None, before.last)",
+        "before.fence == fence",
+        (SUITE + "test_a_run_is_given_up_only_while_no_worker_drives_it",),
+    ),
+    Mutant(
         "an engine that was open when a run was poisoned can resume it",
         "rules/runs/blocking.py",
         "if untried or (named and run.block.poisoned):",

@@ -444,8 +444,8 @@ WORKFLOWS = [
     Mutant(
         "the nearest base of an exception is not kept",
         "workflow/failures.py",
-        "    return tuple(base.__qualname__ for base in found)\n",
-        "    return ()\n",
+        "    names = tuple(base.__qualname__ for base in found)\n",
+        "    names: tuple[str, ...] = ()\n",
         (FAILURES + "test_an_exception_is_raised_as_its_nearest_known_base_class[OwnError-KeyError]",),
     ),
     Mutant(

@@ -290,12 +290,14 @@ class FailRun(RunCommand, frozen=True, kw_only=True):
     """End a run as failed that no worker drives. `entry`, if any, is added to its journal. Again: the same.
 
     Answers `Posted`; `RunRefused` while a worker drives it, after its end, or when its fence is not the one that the
-    caller saw. Children among `cancels` that were started with `on_parent_end="cancel"` are cancelled. Its locks are
-    released, its parent and its watchers are notified, and its limits have room again.
+    caller saw, or its last record is not `last`. Children among `cancels` that were started with
+    `on_parent_end="cancel"` are cancelled. Its locks are released, its parent and its watchers are notified, and its
+    limits have room again.
     """
 
     run: str
     fence: int
+    last: str | None = None
     reason: str
     entry: str = ""
     request: str
@@ -308,6 +310,7 @@ class FailRun(RunCommand, frozen=True, kw_only=True):
             now,
             run=self.run,
             fence=self.fence,
+            last=self.last,
             reason=self.reason,
             entry=self.entry,
             request=self.request,

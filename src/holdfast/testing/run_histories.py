@@ -415,7 +415,13 @@ class RunHistoryGenerator:
         entry = pick.choice(["", '["left"]'])
         cancels = pick.choice([(), tuple(self.ids[:4])])
         return r.FailRun(
-            run=run.id, fence=run.fence, reason='{"type":"x"}', entry=entry, request=self._request(), cancels=cancels
+            run=run.id,
+            fence=run.fence,
+            last=pick.choice([None, run.last]),
+            reason='{"type":"x"}',
+            entry=entry,
+            request=self._request(),
+            cancels=cancels,
         )
 
     def _post(self) -> c.Command:

@@ -59,6 +59,8 @@ MAX_POLL_SECONDS = 15.0
 """Longest polling interval of `result()` with notifications."""
 STATUSES = SHOWN
 RETRIABLE = {"failed", "timed_out", "cancelled"}
+CHANGES_BESIDE = 5
+"""How often a run that is given up may have been recorded meanwhile, before the caller gets an error."""
 RESTART = "restart-"
 """The beginning of the request id of a restart, by which a driver knows that a history was removed."""
 MAX_LISTED = 1_000_000
@@ -341,27 +343,31 @@ class RunQueries(RunStarter):
 
     def fail(self, run_id: str, reason: str) -> Flow[RunInfo]:
         """End a run as failed that no worker drives."""
-        claim, seen = yield from self.see(run_id)
-        run = claim.run
-        if not run.living:
-            raise RunEnded(
-                f"the run {run_id!r} has ended ({run.status}). Nothing was changed.{_successor(run)}",
-                run_id=run_id,
-                status=run.status,
-            )
-        children, cancels = yield from self._living_children(run)
-        entry = j.encode_entry(j.Left(at=seen.now, children=children)) if children else ""
         failure = j.write_failure(j.Failure("RunFailed", reason))
-        outcome, _ = yield from send(
-            FailRun(
-                run=run_id,
-                fence=run.fence,
-                reason=failure,
-                entry=entry,
-                request=secrets.token_hex(8),
-                cancels=cancels,
+        for _ in range(CHANGES_BESIDE):
+            claim, seen = yield from self.see(run_id)
+            run = claim.run
+            if not run.living:
+                raise RunEnded(
+                    f"the run {run_id!r} has ended ({run.status}). Nothing was changed.{_successor(run)}",
+                    run_id=run_id,
+                    status=run.status,
+                )
+            children, cancels = yield from self._living_children(run)
+            entry = j.encode_entry(j.Left(at=seen.now, children=children)) if children else ""
+            outcome, _ = yield from send(
+                FailRun(
+                    run=run_id,
+                    fence=run.fence,
+                    last=run.last,
+                    reason=failure,
+                    entry=entry,
+                    request=secrets.token_hex(8),
+                    cancels=cancels,
+                )
             )
-        )
+            if not isinstance(outcome, RunRefused) or outcome.holder or outcome.run is None:
+                break
         if isinstance(outcome, RunRefused):
             if outcome.run is None:
                 raise unknown_run(run_id)

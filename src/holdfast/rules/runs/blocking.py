@@ -68,16 +68,18 @@ def unblock(repo: RunRepository, now: int, *, run: str, fence: int, request: str
 
 def give_up(
     repo: RunRepository, now: int, *, run: str, fence: int, reason: str, entry: str, request: str,
-    cancels: Sequence[str] = (),
+    last: str | None = None, cancels: Sequence[str] = (),
 ) -> Outcome:  # fmt: skip
     """End a run that no worker drives as failed. `entry`, if any, is the last entry of its journal.
 
-    Its children among `cancels` that end with it are cancelled.
+    Its children among `cancels` that end with it are cancelled. `last` is its last record that the caller saw: a later
+    one may have started further children.
     """
     before = known(repo, run)
     if before is not None and before.last == request:
         return Posted(number=before.length, fresh=True, run=before)
-    if before is None or not before.living or before.fence != fence or not free(repo, now, before):
+    seen = before is not None and before.fence == fence and last in (None, before.last)
+    if before is None or not before.living or not seen or not free(repo, now, before):
         return RunRefused(run=before, holder=holder_of(repo, now, before))
     if entry:
         repo.append(run, before.length, (entry,))

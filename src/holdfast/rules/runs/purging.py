@@ -73,9 +73,14 @@ def cuts_the_tree(run: Run) -> bool:
 
 
 def _may_be_missed(repo: RunRepository, run: Run) -> bool:
-    """Whether the parent of a run that it has abandoned may still ask for it: it has not ended, or may be retried."""
+    """Whether the parent of a run that it has abandoned may still ask for it: it has not ended, or may be retried.
+
+    A parent that has continued as new since the end of the run does not know the run any more.
+    """
     parent = repo.run(run.parent) if cuts_the_tree(run) and run.parent != run.id else None
-    return parent is not None and is_child_of(run, parent) and parent.status not in ("completed", "purged")
+    if parent is None or not is_child_of(run, parent) or parent.status in ("completed", "purged"):
+        return False
+    return parent.continued_at is None or run.ended_at is None or run.ended_at >= parent.continued_at
 
 
 def is_stub(run: Run) -> bool:

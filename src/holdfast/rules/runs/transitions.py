@@ -179,7 +179,7 @@ def claim(
             repo.save(rule.postponed(run, now))
             continue
         before = run
-        if late is not None:
+        if run.status == "running" and run.worker != worker:  # it is silent, or the run of a crashed worker
             run = rule.orphaned(run, now)
         if run.crashes >= rule.POISONED and run.status != "blocked" and run.worker != worker:
             stopped += (poisoned(repo, now, run),)

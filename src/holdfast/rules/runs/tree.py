@@ -45,7 +45,7 @@ def joined(repo: RunRepository, run: Run, root: str) -> None:
 
     A run that its parent has abandoned is noted there too, so that the parent finds it.
     """
-    if run.parent:
+    if run.parent and root != run.id:
         key = tree_key(root, run.id)
         if repo.record(TREE_MEMBER, key) is None:
             repo.put_record(TREE_MEMBER, key, TreeMember(id=run.id, parent=run.parent, root=root))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...commands import purging as p
 from ...commands import runs as r
 from ...rules.runs.outcomes import EndedRuns, Posted, Purged, PurgeStep, Recorded, RunRefused, RunSeen, Started
-from ...rules.runs.record import Finish, NewRun, OnParentEnd, Parent, Park, RunEvent
+from ...rules.runs.record import Continue, Finish, NewRun, OnParentEnd, Parent, Park, RunEvent
 from .requests import DONE, RequestTests
 from .runs import record, signal, start
 
@@ -114,6 +114,19 @@ class ChildTests(RequestTests):
         purged = self.ask(p.PurgeRuns(roots=("c2", "r"), before=2**52), Purged)
         assert (purged.trees, purged.runs, purged.living) == (1, 1, 1), "the tree of r has c0, which has not ended"
         assert self.ask(r.ReadRun(run="c2"), RunSeen).claim is None
+
+    def test_an_abandoned_child_that_ended_before_its_parent_has_continued_is_removed(self) -> None:
+        worker = self.add_worker("w.0", seconds=3_000)
+        parent = self.ask(start("r", worker=worker), Started).run
+        child = NewRun(id="c", type="order", input="2", request="c", parent="r", root="r", on_parent_end="abandon")
+        self.ask(record(parent, children=(child,)), Recorded)
+        (ended,) = self.claim("w.0", runs=("c",))
+        self.ask(record(ended, then=Finish("completed", "2")), Recorded)
+        assert self.ask(p.PurgeRuns(roots=("c",), before=2**52), Purged).living == 1
+        self.advance(0.01)
+        now = self.run_seen()
+        self.ask(record(now, then=Continue("3", "continued"), seen=now.posted), Recorded)
+        assert self.ask(p.PurgeRuns(roots=("c",), before=2**52), Purged).trees == 1
 
     def test_an_abandoned_child_is_not_removed_while_its_parent_can_be_retried(self) -> None:
         self.end_with_children(Finish("failed", "null"))

@@ -319,7 +319,8 @@ class RunTests(HistoryComparison):
         self.ask(fail, RunRefused)
         self.ask(r.BlockRun(run="r", fence=run.fence, reason="null", engine="e1", request="1"), Blocked)
         self.ask(replace(fail, fence=run.fence - 1), RunRefused)
-        ended = self.ask(fail, Posted).run
+        self.ask(replace(fail, last="another record"), RunRefused)
+        ended = self.ask(replace(fail, last=run.last), Posted).run
         assert (ended.status, ended.result, ended.length, ended.block) == ("failed", '"why"', 2, None)
         assert self.ask(fail, Posted).run == ended
         self.ask(replace(fail, request="2"), RunRefused)
