@@ -322,8 +322,8 @@ class PostEvent(RunCommand, frozen=True, kw_only=True):
     """Put an event into the inbox of a run. Answers `Posted`, or `RunRefused` when it has ended or does not exist.
 
     Of events with the same key the first is kept, and returned again. A run without a worker becomes due. A run that is
-    cancelled before it was first driven ends at once. With `parent`, only a run gets it that this run has started;
-    for another one the answer is `RunRefused` without a run.
+    cancelled before it was first driven ends at once. With `parent`, the event is stored only if `parent` has
+    started the run; for any other run the answer is `RunRefused` without a run.
     """
 
     run: str

@@ -211,7 +211,7 @@ class Replay:
                 continue
             if event.kind == "child":
                 self.ends[event.name] = event.number
-                if event.name in self._inherited:  # of an earlier generation: nobody here has started it
+                if event.name in self._inherited:  # this generation has not started it
                     continue
                 if event.number <= self.earlier and j.read_end(event.payload).status != "completed":
                     continue

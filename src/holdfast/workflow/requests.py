@@ -34,7 +34,7 @@ PAGE = 100
 
 
 class OpenApproval(msgspec.Struct, frozen=True, kw_only=True):
-    """A request that waits for an answer. `until` is when the run stops to wait for it."""
+    """A request that waits for an answer. `until` is when the run stops waiting for it."""
 
     run_id: str
     workflow: str

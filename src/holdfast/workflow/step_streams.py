@@ -256,7 +256,7 @@ class StreamBuffer:
         self._sent_at = elapsed()
         if values:
             self._host.send(self._batch, self._answered)
-        elif self._closed is not None:  # everything is stored: nothing waits for the last word
+        elif self._closed is not None:  # everything is stored: nothing waits for the last batch (`over`)
             if self._batch.number:
                 self._host.send(self._batch, lambda _: None)
             self._closed(None)

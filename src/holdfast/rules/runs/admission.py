@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from ...errors import RecordUnreadable
 from . import approvals
 from . import record as rule
+from .cancel_reasons import limit_payload
 from .helpers import post, wake
 from .limits import LimitKey, LimitUsage, LimitVerdict, WorkflowLimits, decide, group_of, newer
 from .locks import give_back
@@ -95,8 +96,8 @@ def cancel(repo: RunRepository, now: int, run: Run, event: RunEvent) -> Posted:
 
 def _cancel_for(repo: RunRepository, now: int, run: Run, cause: LimitCancel) -> Posted:
     """Cancel a run because of a limit, which the run and its event name."""
-    payload = msgspec.json.encode({"limit": cause.limit, "run": cause.run}).decode()
-    return cancel(repo, now, replace(run, cancelled_by=cause), RunEvent(kind="cancel", payload=payload))
+    event = RunEvent(kind="cancel", payload=limit_payload(cause.limit, cause.run))
+    return cancel(repo, now, replace(run, cancelled_by=cause), event)
 
 
 def finish(repo: RunRepository, now: int, run: Run, end: Finish) -> tuple[str, ...]:

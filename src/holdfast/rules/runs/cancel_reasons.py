@@ -33,6 +33,11 @@ def cancel_payload(reason: str) -> str:
     return _encode(CancelPayload(reason[:LONGEST_REASON])).decode() if reason else "null"
 
 
+def limit_payload(limit: str, run: str) -> str:
+    """The payload of a cancel because this limit was full when the run started; empty: when it started itself."""
+    return _encode(CancelPayload(limit=limit, run=run)).decode()
+
+
 def reason_in(payload: str) -> str:
     """The reason in the payload of a cancel; empty if there is none.
 

@@ -300,7 +300,8 @@ class Park(msgspec.Struct, frozen=True, tag="park"):
 class Finish(msgspec.Struct, frozen=True, tag="finish"):
     """End the run. `result` is JSON text: the value, or the failure.
 
-    Those of the runs `cancels` are cancelled that it has started with `on_parent_end="cancel"`.
+    `cancels` are ids of children. Each of them that this run has started with `on_parent_end="cancel"` is cancelled in
+    the same step.
     """
 
     status: End

@@ -8,7 +8,7 @@ from ..record_type import RecordStruct, RecordType
 
 
 class Update(RecordStruct, frozen=True):
-    """A request. `answer` is JSON text, or the reason where it was refused; `watchers` are told when it is there."""
+    """A request. `answer` is JSON text, or the reason where it was refused; `watchers` are notified when the answer is stored."""
 
     name: str
     asked_at: int
@@ -77,7 +77,7 @@ class ApprovalName(RecordStruct, frozen=True):
 
 
 class NewApproval(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """A request that a run opens with its record. `until` is when the run stops to wait for it.
+    """A request that a run opens with its record. `until` is when the run stops waiting for it.
 
     `at` is the time of the run when it was made. The store's time would be another one in each try to write the record,
     and the request is listed under it.

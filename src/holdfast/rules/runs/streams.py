@@ -38,7 +38,7 @@ from .stream_records import (
 )
 
 KIND = "streams"
-"""What a run notes that has such records."""
+"""The name under which a run notes that it has streams."""
 PAGE_BYTES = 65_536
 """From so many bytes on, a page has no further chunk."""
 WRITERS_KEPT = 16
