@@ -197,6 +197,31 @@ def test_a_record_that_others_change_all_the_time_fails_alone_and_can_be_sent_ag
     assert bench.connection.conflicts == 5
 
 
+def meddling(bench, write):
+    def write_after_another(writes):
+        bench.meddle()
+        return write(writes)
+
+    return write_after_another
+
+
+def test_clients_that_lost_a_race_together_do_not_come_back_together(monkeypatch):
+    """Two clients lose the same races. Their pauses are random, grow, and stay short."""
+    pauses = []
+    monkeypatch.setattr(cas.time, "sleep", lambda pause: pauses[-1].append(pause))
+    monkeypatch.setattr(cas, "TRIES", 12)
+    for _ in range(2):
+        pauses.append([])
+        bench = Bench()
+        bench.adapter.write = meddling(bench, bench.adapter.write)
+        assert isinstance(bench.ask(acquire()).error, StoreContended)
+    first, second = pauses
+    assert len(first) == len(second) == 11
+    assert not set(first) & set(second)
+    assert all(0 <= pause <= cas.PAUSES[1] for pause in first + second)
+    assert max(first) > cas.PAUSES[0]
+
+
 def test_a_store_says_what_is_weaker(bench):
     promised = bench.store.capabilities
     assert (promised.trips, promised.workflows, promised.server_clock) == (2, False, False)
