@@ -17,7 +17,7 @@ from holdfast.rules import lock_outcomes as out
 from holdfast.rules.lock_record import EMPTY
 from holdfast.rules.slot import SlotSeen, Swapped
 from holdfast.stores import cas, cas_recent
-from holdfast.stores.cas_adapter import LOCKS
+from holdfast.stores.cas_adapter import LOCKS, CasName, CasRead
 from holdfast.testing.builders import (
     SECOND,
     START,
@@ -273,6 +273,21 @@ def test_the_time_is_taken_after_the_records(bench):
 
     bench.adapter.before_read = slow
     assert bench.ask(acquire()).since == bench.clock.now
+
+
+def test_the_time_of_a_read_in_parts_is_that_of_the_latest_part(bench, monkeypatch):
+    """The services of two parts may be two servers, whose clocks differ."""
+    monkeypatch.setattr(cas, "AT_ONCE", 2)
+    bench.connection._now = None
+    times = iter((START + SECOND, START + 3 * SECOND, START + 2 * SECOND))
+    read_part = bench.adapter.read
+    monkeypatch.setattr(bench.adapter, "read", lambda names: replace_time(read_part(names), next(times)))
+    seen = bench.connection.read([CasName(LOCKS, f"k{n}") for n in range(5)])
+    assert seen.now == START + 3 * SECOND
+
+
+def replace_time(seen, now):
+    return CasRead(seen.found, now)
 
 
 def own_time(bench, monkeypatch):

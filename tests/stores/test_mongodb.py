@@ -259,6 +259,26 @@ def test_a_server_whose_clock_was_set_back_does_not_follow_the_times_of_old_reco
     assert ask(connection, c.Inspect(key="k")).now < now + 60 * SECOND
 
 
+@pytest.mark.parametrize("locale", ["en", "simple"])
+def test_a_collection_that_takes_different_keys_for_equal_is_refused(address, locale):
+    with mongodb_collection(address) as collection:
+        collection.drop()
+        collation = {"locale": locale, "strength": 2} if locale == "en" else {"locale": "simple"}
+        collection.database.create_collection(collection.name, collation=collation)
+    store = open_store(address, namespace="default")
+    found = {finding.check: finding for finding in store.diagnose()}
+    if locale == "en":
+        assert found["collection"].level == "problem"
+        assert "?collection=" in found["collection"].advice
+        with pytest.raises(StoreUnusable, match=r"collation 'en'.*Nothing was changed.*another one"):
+            store.connect("commands")
+        with mongodb_collection(address) as collection:
+            assert set(collection.index_information()) == {"_id_"}
+    else:
+        store.connect("commands").close()
+    store.close()
+
+
 # -- faults -----------------------------------------------------------------------------------------------------------
 
 
