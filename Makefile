@@ -62,7 +62,7 @@ sbom: pyproject.toml
 	@rm -rf $(SBOM) && $(PYTHON) -m venv $(SBOM)/tool && $(PYTHON) -m venv --without-pip $(SBOM)/runtime
 	$(SBOM)/tool/bin/python -m pip install -qq --disable-pip-version-check 'pip>=25.1'
 	$(SBOM)/tool/bin/python -m pip install -qq --group sbom
-	$(SBOM)/tool/bin/python -m pip --python $(SBOM)/runtime/bin/python install -qq '.[postgres,redis,dynamodb,cli]'
+	$(SBOM)/tool/bin/python -m pip --python $(SBOM)/runtime/bin/python install -qq '.[postgres,redis,mysql,mongodb,dynamodb,cli]'
 	@mkdir -p dist
 	$(SBOM)/tool/bin/cyclonedx-py environment $(SBOM)/runtime/bin/python --pyproject pyproject.toml --mc-type library \
 	  --output-reproducible --output-format JSON --output-file dist/holdfast.cdx.json

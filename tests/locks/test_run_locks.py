@@ -7,7 +7,9 @@ and async; on MySQL and SQL Server where `HOLDFAST_TEST_MYSQL_URL` and `HOLDFAST
 from __future__ import annotations
 
 import gc
+import itertools
 import pickle
+import re
 import threading
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -28,13 +30,29 @@ RUN = ("import", "run-7")
 STORES = {"memory", "sqlite", "postgres", "redis", "valkey", "mariadb", "mongodb", "dynamodb"}
 
 
+IN_README = {
+    "SQLite file (default)": ("sqlite",),
+    "memory": ("memory",),
+    "PostgreSQL": ("postgres",),
+    "Redis and Valkey": ("redis", "valkey"),
+    "MySQL and MariaDB": ("mariadb",),
+    "SQL Server": (),
+    "DynamoDB": ("dynamodb",),
+    "MongoDB": ("mongodb",),
+    "A store of your own": (),
+}
+"""The stores of the README, and the names under which these tests run on them."""
+
+
 def test_the_tests_of_this_file_run_on_every_store_of_the_readme():
     file = Path(__file__)
     here = file.relative_to(file.parents[2]).as_posix()
     assert {name for name in providers.names() if providers.is_wanted(name, here)} - {"mysql", "mssql"} == STORES
-    readme = (file.parents[2] / "README.md").read_text().lower().partition("| store | workflows |")[2]
-    shown = {"postgres": "postgresql"}
-    assert [name for name in STORES if shown.get(name, name) not in readme] == []
+    rows = (file.parents[2] / "README.md").read_text().partition("| store | workflows |")[2].splitlines()[2:]
+    shown = [row.split("|")[1] for row in itertools.takewhile(lambda row: row.startswith("|"), rows)]
+    named = [re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", cell).strip() for cell in shown]
+    assert named == list(IN_README)
+    assert {name for names in IN_README.values() for name in names} == STORES
 
 
 @pytest.fixture

@@ -25,6 +25,18 @@ def lists(name: str, old: str, new: str, *caught_by: str) -> Mutant:
 
 
 CAS_CORE = [
+    core(
+        "the time of a read in parts is that of its last part",
+        "now = max(now, read_now)",
+        "now = read_now",
+        CAS + "test_the_time_of_a_read_in_parts_is_that_of_the_latest_part",
+    ),
+    core(
+        "clients that lost a race together come back together",
+        "time.sleep(random.uniform(0, min(PAUSES[1], PAUSES[0] * 2 ** (tries - 1))))",
+        "time.sleep(min(PAUSES[1], PAUSES[0] * 2 ** (tries - 1)))",
+        CAS + "test_clients_that_lost_a_race_together_do_not_come_back_together",
+    ),
     group(
         "a refused write counts as applied",
         "if sent is not None and result:",

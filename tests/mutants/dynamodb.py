@@ -41,6 +41,12 @@ DYNAMODB = [
                 "test_a_large_batch_that_is_throttled_fails_as_fast_as_a_small_one",
             ),
             (
+                "the requests of a batch are sent one after the other",
+                "        return list(self._pool.map(call, given))",
+                "        return [call(one) for one in given]",
+                "test_the_writes_of_a_batch_are_under_way_at_the_same_time",
+            ),
+            (
                 "clients that were throttled together come back together",
                 "    time.sleep(random.uniform(pause / 2, pause))",
                 "    time.sleep(pause)",

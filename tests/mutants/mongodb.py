@@ -14,6 +14,13 @@ def adapter(name: str, old: str, new: str, *caught_by: str) -> Mutant:
 
 MONGODB = [
     Mutant(
+        "a collection with a collation is used",
+        "stores/mongodb/store.py",
+        "if locale := health.collation_of(collection, indexes):",
+        "if locale := health.collation_of(collection, indexes)[:0]:",
+        (HERE + "test_a_collection_that_takes_different_keys_for_equal_is_refused",),
+    ),
+    Mutant(
         "a document is replaced whatever its stamp is",
         "stores/mongodb/layout.py",
         'return {"_id": self.id(write.name), "stamp": write.expected or {"$exists": False}}',

@@ -7,6 +7,7 @@ from .runner import Mutant
 SWAP = "tests/stores/test_sql_swap.py::test_a_decision_is_made_again_if_another_client_changed_what_it_depends_on"
 SWAPS = "tests/stores/test_sql_swap.py::"
 STORE = "tests/stores/test_sql.py::"
+PAUSES = "tests/stores/test_sql_pauses.py::"
 MSSQL = "tests/stores/test_sql_server.py::"
 STATEMENTS = "tests/stores/test_sql_server_statements.py::"
 WRITING, READING, MYSQL = "stores/sql/writing.py", "stores/sql/reading.py", "stores/sql/mysql.py"
@@ -167,6 +168,20 @@ SQL = [
         "        connection.timeout = whole",
         "        connection.other = whole",
         (MSSQL + "test_the_timeout_of_the_url_bounds_the_login_and_each_statement",),
+    ),
+    Mutant(
+        "a decision on MySQL is compared in an old snapshot",
+        MYSQL,
+        '            "SET TRANSACTION ISOLATION LEVEL READ COMMITTED",\n',
+        "",
+        (PAUSES + "test_the_isolation_of_a_transaction_does_not_depend_on_the_default_of_the_server",),
+    ),
+    Mutant(
+        "a client that is paused within ctx.transaction keeps its rows",
+        "stores/sql/mysql_transactions.py",
+        '            self._statements.ask(f"SET SESSION wait_timeout = {IDLE_SECONDS}")\n',
+        "            pass\n",
+        (PAUSES + "test_a_client_that_is_paused_after_holdfast_has_written_in_its_transaction_frees_the_rows",),
     ),
     Mutant(
         "a guard of MySQL accepts a lower token",

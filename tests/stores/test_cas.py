@@ -17,7 +17,7 @@ from holdfast.rules import lock_outcomes as out
 from holdfast.rules.lock_record import EMPTY
 from holdfast.rules.slot import SlotSeen, Swapped
 from holdfast.stores import cas, cas_recent
-from holdfast.stores.cas_adapter import LOCKS
+from holdfast.stores.cas_adapter import LOCKS, CasName, CasRead
 from holdfast.testing.builders import (
     SECOND,
     START,
@@ -197,6 +197,31 @@ def test_a_record_that_others_change_all_the_time_fails_alone_and_can_be_sent_ag
     assert bench.connection.conflicts == 5
 
 
+def meddling(bench, write):
+    def write_after_another(writes):
+        bench.meddle()
+        return write(writes)
+
+    return write_after_another
+
+
+def test_clients_that_lost_a_race_together_do_not_come_back_together(monkeypatch):
+    """Two clients lose the same races. Their pauses are random, grow, and stay short."""
+    pauses = []
+    monkeypatch.setattr(cas.time, "sleep", lambda pause: pauses[-1].append(pause))
+    monkeypatch.setattr(cas, "TRIES", 12)
+    for _ in range(2):
+        pauses.append([])
+        bench = Bench()
+        bench.adapter.write = meddling(bench, bench.adapter.write)
+        assert isinstance(bench.ask(acquire()).error, StoreContended)
+    first, second = pauses
+    assert len(first) == len(second) == 11
+    assert not set(first) & set(second)
+    assert all(0 <= pause <= cas.PAUSES[1] for pause in first + second)
+    assert max(first) > cas.PAUSES[0]
+
+
 def test_a_store_says_what_is_weaker(bench):
     promised = bench.store.capabilities
     assert (promised.trips, promised.workflows, promised.server_clock) == (2, False, False)
@@ -248,6 +273,21 @@ def test_the_time_is_taken_after_the_records(bench):
 
     bench.adapter.before_read = slow
     assert bench.ask(acquire()).since == bench.clock.now
+
+
+def test_the_time_of_a_read_in_parts_is_that_of_the_latest_part(bench, monkeypatch):
+    """The services of two parts may be two servers, whose clocks differ."""
+    monkeypatch.setattr(cas, "AT_ONCE", 2)
+    bench.connection._now = None
+    times = iter((START + SECOND, START + 3 * SECOND, START + 2 * SECOND))
+    read_part = bench.adapter.read
+    monkeypatch.setattr(bench.adapter, "read", lambda names: replace_time(read_part(names), next(times)))
+    seen = bench.connection.read([CasName(LOCKS, f"k{n}") for n in range(5)])
+    assert seen.now == START + 3 * SECOND
+
+
+def replace_time(seen, now):
+    return CasRead(seen.found, now)
 
 
 def own_time(bench, monkeypatch):

@@ -11,11 +11,8 @@ from holdfast import Client
 from holdfast import commands as c
 from holdfast.errors import StoreUnavailable
 from holdfast.rules import lock_outcomes as out
-from holdfast.rules.slot import SlotSeen, Swapped
-from holdfast.testing.builders import abandon, acquire, read, release, renew, swap, transfer, wait
-from holdfast.testing.tally import Counted, SeeTally, add
-
-WEEKS = 30 * 86_400 * 1_000_000
+from holdfast.testing.builders import acquire, release, renew
+from stores.lossy_commands import BESIDE_ANOTHER, COMMANDS, ask, check_beside_another_writer, prepared, state
 
 
 @pytest.fixture
@@ -32,46 +29,6 @@ def proxy(direct):
 @pytest.fixture
 def through(direct, proxy):
     return proxy.url_for(direct)
-
-
-def ask(connection, command):
-    (outcome,) = connection.execute([command])
-    return outcome
-
-
-def state(connection):
-    """Who holds what under which token, who waits, and what the values are."""
-    page, slot, tally = connection.execute([c.ListLocks(), read(), SeeTally(key="t")])
-    locks = [
-        (item.key, [(one.id, one.token) for one in item.record.holders], [one.id for one in item.record.waiters])
-        for item in page.items
-    ]
-    return locks, slot, tally.tally
-
-
-COMMANDS = {
-    "Acquire": (lambda token: acquire("other"), out.Granted),
-    "Acquire that waits": (lambda token: wait(), out.Queued),
-    "Renew": (lambda token: renew(token=token), out.Renewed),
-    "Release": (lambda token: release(token=token), out.Released),
-    "Transfer": (lambda token: transfer(token=token), out.Transferred),
-    "Abandon": (lambda token: abandon(), out.Abandoned),
-    "ForceRelease": (lambda token: c.ForceRelease(key="k", by="me", reason="test"), out.ForceReleased),
-    "SwapSlot": (lambda token: swap("a.1"), Swapped),
-    "ReadSlot": (lambda token: read(), SlotSeen),
-    "Inspect": (lambda token: c.Inspect(key="k"), out.LockSeen),
-    "ListLocks": (lambda token: c.ListLocks(), c.LockPage),
-    "SettleDue": (lambda token: c.SettleDue(), c.Swept),
-    "Cleanup": (lambda token: c.Cleanup(retention=-WEEKS), c.Swept),
-    "a command of a record type": (lambda token: add("a.1", "q", "t", by=5), Counted),
-}
-
-
-def prepared(connection):
-    granted = ask(connection, acquire(ttl=600))
-    old = ask(connection, acquire("old", ttl=600))
-    ask(connection, release("old", token=old.token))
-    return granted.token
 
 
 def lost_once(proxy, connection, operation, command):
@@ -107,48 +64,11 @@ def test_a_reply_that_is_lost_changes_no_effect(proxy, through, direct, opened, 
     assert lost, "no reply was lost"
 
 
-@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in ("SettleDue", "Cleanup", "ListLocks")])
+@pytest.mark.parametrize("name", BESIDE_ANOTHER)
 def test_nor_with_another_writer_in_between(proxy, through, direct, opened, name):
     """The reply to a write is lost, and before the client can look, another client has written the same record."""
-    command, kind = COMMANDS[name]
     connection, other = opened(through).connect(), opened(direct).connect()
-    sent = command(prepared(connection))
-    write = connection._adapter.write
-    meddled = []
-
-    def write_and_meddle(writes):
-        results = write(writes)
-        if not meddled and None in results:
-            meddled.append(True)
-            for key in ("k", "other"):
-                ask(other, abandon(key, "x.1"))
-            slot = ask(other, read())
-            ask(other, swap("x.2", slot.last, slot.version, "7"))
-            ask(other, add("x.1", "q", "t", by=100))
-        return results
-
-    connection._adapter.write = write_and_meddle
-    proxy.drop_next_reply(b"PutItem")
-    (outcome,) = connection.execute([sent])
-    if isinstance(outcome, c.Failed):
-        assert isinstance(outcome.error, StoreUnavailable)
-        assert outcome.error.ambiguous, "a command that was carried out is reported as not carried out"
-    else:
-        assert isinstance(outcome, kind)
-    held = {item.key: [(one.id, one.token) for one in item.record.holders] for item in ask(other, c.ListLocks()).items}
-    waiters = [one.id for one in ask(other, c.Inspect(key="k")).record.waiters]
-    if name == "Acquire":
-        assert held["other"] == [("a.1", outcome.token)], "granted twice, or not at all"
-    elif name == "Transfer":
-        assert [id for id, _ in held["k"]] == ["c.1"]
-    elif name in ("Release", "Abandon", "ForceRelease"):
-        assert held["k"] == []
-    elif name == "Acquire that waits":
-        assert waiters == ["b.1"]
-    elif name == "a command of a record type":
-        assert ask(other, SeeTally(key="t")).tally.total == 105, "counted twice, or not at all"
-    elif name == "SwapSlot":
-        assert ask(other, read()).value == "7"
+    check_beside_another_writer(name, connection, other, lambda: proxy.drop_next_reply(b"PutItem"))
 
 
 def test_the_flow_of_a_client_asks_again_by_itself(proxy, through):

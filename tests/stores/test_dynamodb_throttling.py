@@ -98,3 +98,17 @@ def test_clients_that_were_throttled_together_do_not_come_back_together(monkeypa
         module.wait(0.02)
     assert len(set(pauses)) == 20
     assert all(0.01 <= pause <= 0.02 for pause in pauses)
+
+
+def test_the_writes_of_a_batch_are_under_way_at_the_same_time():
+    """Each of them waits until all have begun: one after the other, they would wait for ever."""
+    together = threading.Barrier(module.PARALLEL)
+
+    class Meeting:
+        def put_item(self, **request):
+            together.wait(timeout=10)
+
+    connection = DynamoConnection(DynamoRequests(Meeting(), "t", "t"), "n", lambda: 1, trusts_times=True)
+    writes = [CasWrite(CasName(LOCKS, f"k{n}"), "{}", None, f"s{n}", None) for n in range(module.PARALLEL)]
+    assert connection.write(writes) == [True] * module.PARALLEL
+    connection.close()

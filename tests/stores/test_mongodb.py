@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import traceback
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import count
 from pathlib import Path
 
@@ -39,6 +39,7 @@ from holdfast.testing import StoreConformance
 from holdfast.testing.builders import SECOND, abandon, acquire, read, release, renew, swap, wait
 from holdfast.testing.proxy import Proxy
 from holdfast.testing.tally import Counted, LeaveTally, SeeTally, add
+from stores.lossy_commands import BESIDE_ANOTHER, COMMANDS, ask, check_beside_another_writer, prepared
 
 SECRET = "hunter2"
 NAMES = ["A", "a", "a ", "a%", "a:b", "b", "ä", "😀", "k" * 512]
@@ -76,11 +77,6 @@ def server():
     """A server of this test's own."""
     with real_servers.server("mongodb") as made:
         yield made
-
-
-def ask(connection, command):
-    (outcome,) = connection.execute([command])
-    return outcome
 
 
 class TestMongodbByItsOwnClock(StoreConformance):
@@ -263,6 +259,26 @@ def test_a_server_whose_clock_was_set_back_does_not_follow_the_times_of_old_reco
     assert ask(connection, c.Inspect(key="k")).now < now + 60 * SECOND
 
 
+@pytest.mark.parametrize("locale", ["en", "simple"])
+def test_a_collection_that_takes_different_keys_for_equal_is_refused(address, locale):
+    with mongodb_collection(address) as collection:
+        collection.drop()
+        collation = {"locale": locale, "strength": 2} if locale == "en" else {"locale": "simple"}
+        collection.database.create_collection(collection.name, collation=collation)
+    store = open_store(address, namespace="default")
+    found = {finding.check: finding for finding in store.diagnose()}
+    if locale == "en":
+        assert found["collection"].level == "problem"
+        assert "?collection=" in found["collection"].advice
+        with pytest.raises(StoreUnusable, match=r"collation 'en'.*Nothing was changed.*another one"):
+            store.connect("commands")
+        with mongodb_collection(address) as collection:
+            assert set(collection.index_information()) == {"_id_"}
+    else:
+        store.connect("commands").close()
+    store.close()
+
+
 # -- faults -----------------------------------------------------------------------------------------------------------
 
 
@@ -315,6 +331,40 @@ def test_a_lost_reply_changes_no_effect_of_a_lock(lossy, meddled):
     if meddled:
         assert released.error.ambiguous
     assert ask(other, c.Inspect(key="k")).record.holders == ()
+
+
+@pytest.mark.parametrize("name", BESIDE_ANOTHER)
+def test_a_lost_reply_beside_another_writer_changes_no_effect_of_any_command(lossy, name):
+    connection, other, proxy = lossy
+    check_beside_another_writer(name, connection, other, lambda: proxy.drop_next_reply(containing=WRITING))
+
+
+OTHER_REQUESTS = [  # a renewal and a release of its own grant read nothing
+    *((b"aggregate", name) for name in BESIDE_ANOTHER if name not in ("Renew", "Release")),
+    *((b"find", name) for name in ("ListLocks", "SettleDue", "Cleanup")),
+    (b"deletes", "Cleanup"),
+]
+
+
+@pytest.mark.parametrize(("operation", "name"), OTHER_REQUESTS, ids=lambda value: str(value).replace(" ", "-"))
+def test_a_lost_reply_to_another_request_changes_no_effect_of_a_command(lossy, operation, name):
+    connection, other, proxy = lossy
+    command, kind = COMMANDS[name]
+    token = prepared(connection)
+    proxy.drop_next_reply(containing=operation)
+    outcome = answer_to(connection, command(token))
+    assert proxy.replies_dropped == 1
+    assert isinstance(outcome, kind)
+    if isinstance(outcome, out.Granted | out.Transferred):
+        held = ask(other, c.Inspect(key="other" if name == "Acquire" else "k")).record.holders
+        assert [holder.token for holder in held] == [outcome.token]
+
+
+def answer_to(connection, command):
+    """The outcome; a reader whose reply was lost is asked again, as flows do."""
+    with suppress(StoreUnavailable):
+        return ask(connection, command)
+    return ask(connection, command)
 
 
 def test_a_lost_reply_changes_no_effect_of_a_value(lossy):

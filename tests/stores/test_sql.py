@@ -20,7 +20,7 @@ from holdfast.errors import InvalidOption, StoreContended, StoreUnavailable, Sto
 from holdfast.platform import host_clock
 from holdfast.rules import lock_outcomes as out
 from holdfast.rules.runs.limits import Limit, LimitKey, WorkflowLimits
-from holdfast.rules.runs.outcomes import Claimed, Started
+from holdfast.rules.runs.outcomes import Claimed, Recorded, Started
 from holdfast.rules.runs.record import Finish
 from holdfast.stores import open_store
 from holdfast.stores import questions as q
@@ -223,15 +223,29 @@ def test_a_lost_reply_to_a_write_is_ambiguous_and_the_same_attempt_gets_its_gran
     store.close()
 
 
-def test_every_acknowledged_grant_is_there_after_the_server_was_killed():
-    with real_servers.server("mariadb") as server:
-        with Client(server.url) as hf:
-            lease = hf.lock("k", ttl=60).acquire()
-            token = lease.token
-            server.kill()
-            server.restart()
-            eventually(lambda: hf.locks.inspect("k").holders[0].token == token)
-            lease.release()
+def test_everything_that_was_acknowledged_is_there_after_the_server_was_killed():
+    with real_servers.server("mariadb") as server, Client(server.url) as hf:
+        store = open_store(server.url, namespace="default")
+        connection = store.connect("commands")
+        tokens = [connection.execute([acquire(f"k{n}", ttl=600)])[0].token for n in range(20)]
+        hf.state("count").set(41)
+        add_worker(connection)
+        (started,) = connection.execute([start("r", worker="w.1")])
+        entry = r.RecordRun(run="r", fence=started.run.fence, at=1, request="q", entries=('"kept"',))
+        assert isinstance(connection.execute([entry])[0], Recorded)
+        connection.close()
+        store.close()
+        server.kill()
+        server.restart()
+        eventually(lambda: hf.locks.inspect("k0").holders[0].token == tokens[0])
+        assert [hf.locks.inspect(f"k{n}").holders[0].token for n in range(20)] == tokens
+        assert hf.state("count").get() == 41
+        store = open_store(server.url, namespace="default")
+        connection = store.connect("commands")
+        (seen,) = connection.execute([r.ReadRun(run="r", history=True)])
+        assert seen.claim.entries[1:] == ('"kept"',)
+        connection.close()
+        store.close()
 
 
 def test_keys_that_text_columns_take_for_equal_are_distinct_and_listed_in_code_point_order(url):

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 
 import pytest
 import real_servers
-from providers import PROVIDERS
+from providers import PROVIDERS, sql_session
 
 from holdfast import commands as c
+from holdfast.commands import purging as p
 from holdfast.commands import runs as r
 from holdfast.errors import StoreUnavailable
 from holdfast.rules.runs.record import Finish
@@ -21,7 +22,8 @@ from holdfast.testing.builders import START, ManualClock, abandon, acquire, rele
 from holdfast.testing.proxy import Proxy
 from holdfast.testing.suite.runs import signal, start
 from holdfast.testing.tally import SeeTally, add
-from stores.runs_asking import add_worker
+from stores.runs_asking import add_worker, claim
+from stores.swap_cases import LATER, ONE, TEN, ended, limited, publish
 
 
 class LostReply(NamedTuple):
@@ -31,6 +33,8 @@ class LostReply(NamedTuple):
     sent: c.Command
     between: list[c.Command]
     right: Callable[[Callable[[c.Command], Any]], bool]
+    after: float = 0
+    """Seconds that pass before the command is sent."""
 
 
 def holders(ask, key="k"):
@@ -52,6 +56,10 @@ def version(ask):
 
 def total(ask):
     return ask(SeeTally(key="k")).tally.total
+
+
+def names(ask):
+    return [worker.name for worker in ask(r.ListWorkers()).workers]
 
 
 def keys(ask):
@@ -89,6 +97,51 @@ CASES = {
         [],
         lambda ask: run_of(ask).run.status == "completed",
     ),
+    "force release": LostReply(
+        [acquire()],
+        c.ForceRelease(key="k", by="me", reason="test"),
+        [acquire(id="b.2")],
+        lambda ask: "a.1" not in holders(ask),
+    ),
+    "pass over": LostReply(
+        [acquire(), wait(), release(token=START)],
+        c.PassOver(key="k", id="b.1", token=START + 1),
+        [abandon("k", "x.1")],
+        lambda ask: holders(ask) == [] and waiters(ask) == ["b.1"],
+    ),
+    "settle": LostReply(
+        [acquire(ttl=5), wait()], c.Settle(key="k"), [wait(id="b.2")], lambda ask: holders(ask) == ["b.1"], after=6
+    ),
+    "settle due": LostReply(
+        [acquire(ttl=5), wait()], c.SettleDue(), [wait(id="b.2")], lambda ask: holders(ask) == ["b.1"], after=6
+    ),
+    "claim": LostReply(
+        [start("r")], claim(), [signal("r")], lambda ask: (run_of(ask).run.claims, run_of(ask).run.worker) == (1, "w.1")
+    ),
+    "register": LostReply(
+        [],
+        r.RegisterWorker(worker="w.1", name="new", types=("order",)),
+        [start("r")],
+        lambda ask: names(ask) == ["new"],
+    ),
+    "unregister": LostReply(
+        [start("r", worker="w.1")],
+        r.UnregisterWorker(worker="w.1"),
+        [signal("r")],
+        lambda ask: names(ask) == [] and run_of(ask).run.worker == "",
+    ),
+    "publish limits": LostReply(
+        [publish(ONE), limited("a", ONE, worker="w.1"), limited("r", ONE)],
+        publish(TEN),
+        [signal("r")],
+        lambda ask: run_of(ask).run.status == "pending",
+    ),
+    "purge": LostReply(
+        ended("r"),
+        p.PurgeRuns(roots=("r",), before=LATER),
+        [start("other")],
+        lambda ask: run_of(ask) is None,
+    ),
 }  # fmt: skip
 
 
@@ -102,6 +155,7 @@ def test_a_command_that_is_sent_again_after_a_lost_reply_has_one_effect(case, be
     for command in case.before:
         (outcome,) = connection.execute([command])
         assert not isinstance(outcome, c.Failed), outcome
+    clock.pass_by(case.after)
     with Proxy(server.host, server.port) as proxy:
         remote = open_store(proxy.url_for(url), namespace="default", clock=clock)
         through = remote.connect("commands")
@@ -120,3 +174,21 @@ def test_a_command_that_is_sent_again_after_a_lost_reply_has_one_effect(case, be
     assert case.right(lambda look: connection.execute([look])[0]), again
     connection.close()
     direct.close()
+
+
+@pytest.mark.parametrize("sent", [acquire(), start("r"), add()], ids=["acquire", "start", "record of a type"])
+def test_a_lost_reply_to_the_round_trip_that_reads_is_not_ambiguous_and_nothing_was_done(sent, tmp_path):
+    url, server = PROVIDERS["mariadb"].url(tmp_path), real_servers.shared("mariadb")
+    with Proxy(server.host, server.port) as proxy:
+        store = open_store(proxy.url_for(url), namespace="default")
+        connection = store.connect("commands")
+        proxy.drop_next_reply(containing=b"CONSISTENT SNAPSHOT")
+        with pytest.raises(StoreUnavailable) as lost:
+            connection.execute([sent])
+        assert not lost.value.ambiguous
+        assert proxy.replies_dropped == 1
+        connection.close()
+        store.close()
+    with sql_session(url) as (session, tables):
+        for table in (tables.locks, tables.runs, tables.records):
+            assert session.read([f"SELECT COUNT(*) FROM {table}"]) == [((0,),)]

@@ -412,6 +412,7 @@ LOCKS_AND_STATE = (
     "tests/locks/test_lost_replies.py",
     "tests/locks/test_named_leases.py",
     "tests/locks/test_run_locks.py",
+    "tests/locks/test_every_store.py",
     "tests/cli/test_cli_doctor.py",
 )
 """The stand-ins for MongoDB and DynamoDB are slow, and have no workflows: other tests of clients are left to others."""
@@ -488,7 +489,11 @@ PROVIDERS = {
             _plant_sql,
             processes=True,
             share=3,
-            only_in=("tests/stores/", *(f"tests/workflows/test_{name}" for name in WORKFLOWS_BY_SQL)),
+            only_in=(
+                "tests/stores/",
+                "tests/locks/test_every_store.py",
+                *(f"tests/workflows/test_{name}" for name in WORKFLOWS_BY_SQL),
+            ),
         ),
         Provider(
             "mongodb",

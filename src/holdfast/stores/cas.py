@@ -263,9 +263,10 @@ class CasConnection:
         for first in range(0, max(1, len(names)), AT_ONCE):
             self.trips += 1
             sent = elapsed()
-            some, now = adapter.read(names[first : first + AT_ONCE])
+            some, read_now = adapter.read(names[first : first + AT_ONCE])
             found.update(some)
-            self._recent.note_reading(now, sent)
+            self._recent.note_reading(read_now, sent)
+            now = max(now, read_now)  # no record of an earlier part may be later than the time of the decision
         if self._now is not None:
             return CasRead(found, self._now())
         return CasRead(found, now)

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import msgspec
+from pymongo.collection import Collection
+from pymongo.errors import OperationFailure
 
 from ...errors import StoreError
 from ..contract import Finding
 from .address import MongoAddress
 from .client import SharedClient
-from .layout import CLOCK_ID, DUE_INDEX
+from .layout import CLOCK_ID, DUE_INDEX, Document
 
 MIN_VERSION = (4, 2)
+SIMPLE = "simple"
+"""The collation that compares bytes."""
+OTHER_COLLECTION = "Name another one by ?collection=, which Holdfast creates, or drop it if it is empty."
 
 
 class Deployment(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +43,23 @@ def deployment_of(shared: SharedClient) -> Deployment:
         set_name=str(hello.get("setName", "")),
         sharded=hello.get("msg") == "isdbgrid",
         writable=bool(hello.get("isWritablePrimary", hello.get("ismaster", False))),
+    )
+
+
+def collation_of(collection: Collection[Document], indexes: Mapping[str, Any]) -> str:
+    """The locale by which a collection compares text that was made with a collation; empty: it compares bytes."""
+    found: Mapping[str, Any] = next((index["collation"] for index in indexes.values() if "collation" in index), {})
+    with suppress(OperationFailure):  # the user may not list collections; MongoDB shows the collation of indexes, too
+        found = collection.options().get("collation", found)
+    locale = str(found.get("locale", SIMPLE))
+    return "" if locale == SIMPLE else locale
+
+
+def wrong_collation(name: str, locale: str) -> str:
+    """Why such a collection cannot be used."""
+    return (
+        f"the collection {name} has the collation {locale!r}: it may take two keys that differ, such as a and A, for "
+        "the same one"
     )
 
 
@@ -64,11 +87,12 @@ def _findings(address: MongoAddress, shared: SharedClient) -> Iterator[Finding]:
         build: dict[str, Any] = collection.database.command("buildInfo")
         indexes = collection.index_information()
         prepared = collection.find_one({"_id": CLOCK_ID}) is not None
+        locale = collation_of(collection, indexes)
     yield _server(build)
     yield _topology(deployment)
     yield _durability(deployment)
     yield _wake_up(deployment)
-    yield _collection(address, indexes, prepared=prepared)
+    yield _collection(address, indexes, prepared=prepared, locale=locale)
 
 
 def _server(build: Mapping[str, Any]) -> Finding:
@@ -146,8 +170,12 @@ def _wake_up(deployment: Deployment) -> Finding:
     )
 
 
-def _collection(address: MongoAddress, indexes: Any, *, prepared: bool) -> Finding:
+def _collection(address: MongoAddress, indexes: Any, *, prepared: bool, locale: str) -> Finding:
     name = f"{address.database}.{address.collection}"
+    if locale:
+        return Finding(
+            check="collection", level="problem", detail=wrong_collation(name, locale), advice=OTHER_COLLECTION
+        )
     ttl = [one for one, index in indexes.items() if "expireAfterSeconds" in index]
     if ttl:
         return Finding(

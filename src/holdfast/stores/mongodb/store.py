@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from ...errors import StoreError
+from ...errors import StoreError, StoreUnusable
 from ..cas import CasStore
 from ..cas_adapter import CasAdapter, CasServiceBase, CasSubscription
 from ..contract import Capabilities, Clock, Finding
@@ -112,7 +112,11 @@ class MongoService(CasServiceBase):
             if self._deployment is None:
                 deployment = health.deployment_of(self._shared)
                 with self._shared.request(writing=False) as collection:
-                    if DUE_INDEX not in collection.index_information():
+                    indexes = collection.index_information()
+                    if locale := health.collation_of(collection, indexes):
+                        reason = health.wrong_collation(collection.full_name, locale)
+                        raise StoreUnusable(f"{reason}. Nothing was changed. {health.OTHER_COLLECTION}")
+                    if DUE_INDEX not in indexes:
                         collection.create_index(DUE_FIELDS, name=DUE_INDEX, partialFilterExpression=DUE_ONLY)
                     clock = collection.find_one({"_id": CLOCK_ID})
                 if clock is None:
