@@ -52,6 +52,20 @@ def test_a_run_answers_updates_and_refuses_others(url, played, engine_on):
     played(scenario)
 
 
+def test_the_key_of_an_update_is_refused_for_an_update_with_another_name(url, played, engine_on):
+    async def scenario():
+        async with engine_on(url, [cart]) as engine:
+            handle = await engine.start(cart, 10, id="r")
+            assert await handle.update("add", 1, idempotency_key="req-1", timeout=20) == 1
+            with pytest.raises(InvalidOption, match="was used for the update 'add'"):
+                await handle.update("remove", 2, idempotency_key="req-1", timeout=20)
+            await handle.signal("note", 2, idempotency_key="req-1")
+            assert await handle.update("add", 1, idempotency_key="req-1", timeout=20) == 1
+            assert [event.name for event in (await engine.export("r")).events] == ["add", "note"]
+
+    played(scenario)
+
+
 def test_both_clients_send_updates(played, engine_on, tmp_path):
     url = f"sqlite:///{tmp_path}/hf.db"
 

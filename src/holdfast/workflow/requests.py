@@ -125,6 +125,13 @@ class RequestQueries:
                 status=outcome.run.status,
             )
         assert isinstance(outcome, UpdateSeen)  # noqa: S101
+        if outcome.other:
+            there = "" if outcome.update is None else outcome.update.name
+            raise InvalidOption(
+                f"the idempotency key was used for the update {there!r} of the run {run_id!r}, so it cannot identify "
+                f"the update {name!r}. This update was not sent. Give it a key of its own: the keys of a run's updates "
+                "are compared whatever the names are."
+            )
         return outcome
 
     def open_approvals(self, *, workflow: str, prefix: str, after: str | None, limit: int) -> Flow[ApprovalsPage]:
