@@ -14,7 +14,7 @@ import msgspec
 
 from ..commands import ListRecords, RecordPage
 from ..commands.answers import AnswerApproval, PostUpdate, WatchUpdate
-from ..errors import ApprovalNotOpen, InvalidOption, RunEnded, UnknownRun, UpdateRefused, UpdateTimeout
+from ..errors import ApprovalNotOpen, InvalidKey, InvalidOption, RunEnded, UnknownRun, UpdateRefused, UpdateTimeout
 from ..platform import elapsed
 from ..rules.runs.outcomes import ApprovalSeen, RunRefused, UpdateSeen
 from ..rules.runs.record import Run, RunEvent
@@ -165,7 +165,7 @@ class RequestQueries:
             run=checked_key(run_id, what="run id"),
             name=checked_key(name, what="name of an approval"),
             approved=approved,
-            by=checked_key(by, what="by"),
+            by=_checked_author(by),
             comment=str(comment),
             request=secrets.token_hex(8),
         )
@@ -175,6 +175,12 @@ class RequestQueries:
         assert isinstance(outcome, ApprovalSeen)  # noqa: S101
         if outcome.why:
             raise ApprovalNotOpen(f"{_why_not(outcome, name)} Nothing was changed.", run_id=run_id, name=name)
+
+
+def _checked_author(by: str) -> str:
+    if by == "":
+        raise InvalidKey("by is empty. Nothing was answered: give the name of the person or program that answers.")
+    return checked_key(by, what="name in by=")
 
 
 def _why_not(seen: ApprovalSeen, name: str) -> str:
