@@ -8,7 +8,7 @@ import pytest
 from waiting import eventually_async, until_status
 
 from holdfast import AsyncClient, Client, Context, Retry, WorkflowFailed, workflow
-from holdfast.errors import InvalidOption, RunEnded, UnknownRun, UpdateRefused, UpdateTimeout
+from holdfast.errors import InvalidOption, InvalidValue, RunEnded, UnknownRun, UpdateRefused, UpdateTimeout
 from holdfast.testing import TestEngine
 
 
@@ -62,6 +62,40 @@ def test_the_key_of_an_update_is_refused_for_an_update_with_another_name(url, pl
             await handle.signal("note", 2, idempotency_key="req-1")
             assert await handle.update("add", 1, idempotency_key="req-1", timeout=20) == 1
             assert [event.name for event in (await engine.export("r")).events] == ["add", "note"]
+
+    played(scenario)
+
+
+@pytest.mark.parametrize(
+    ("reason", "message"), [(7, "must be text, not int"), ("x" * 2_001, "has 2001 characters"), ("\ud800", "surrogate")]
+)
+def test_the_reason_of_a_refusal_is_text_of_limited_length(played, reason, message):
+    @workflow
+    async def strict(ctx: Context) -> str:
+        async for request in ctx.updates("ask"):
+            with pytest.raises(InvalidValue, match=message):
+                request.refuse(reason)
+            request.refuse("r" * 2_000)
+            return "refused"
+        raise AssertionError
+
+    async def scenario():
+        async with TestEngine([strict]) as engine:
+            handle = await engine.start(strict)
+            with pytest.raises(UpdateRefused, match="rrr"):
+                await handle.update("ask", timeout=20)
+            assert await handle.result(20) == "refused"
+
+    played(scenario)
+
+
+def test_a_payload_that_cannot_be_read_is_refused_however_long_the_reason_is(played):
+    async def scenario():
+        async with TestEngine([cart]) as engine:
+            handle = await engine.start(cart, 10)
+            with pytest.raises(UpdateRefused) as refused:
+                await handle.update("add", {"k" * 50_000: 1}, timeout=20)
+            assert len(refused.value.reason) <= 2_000
 
     played(scenario)
 

@@ -24,6 +24,7 @@ from ..runtime.codec import decode_value, encode_message
 from ..runtime.flows import Flow, Wait, send
 from ..runtime.runners import run, run_async
 from ..validation import MICROSECONDS, checked_count, checked_key
+from .context_requests import checked_text
 from .definition import Workflow
 
 POLL_SECONDS = 0.5
@@ -157,7 +158,7 @@ class RequestQueries:
                 return ApprovalsPage(approvals=tuple(found), next=None)
             cursor = page.next
 
-    def answer(self, run_id: str, name: str, *, approved: bool, by: str, comment: str) -> Flow[None]:
+    def answer(self, run_id: str, name: str, *, approved: bool, by: str, comment: str | None) -> Flow[None]:
         """Answer an open request."""
         if not isinstance(approved, bool):
             raise InvalidOption(f"approved={approved!r} is neither True nor False")
@@ -166,7 +167,7 @@ class RequestQueries:
             name=checked_key(name, what="name of an approval"),
             approved=approved,
             by=_checked_author(by),
-            comment=str(comment),
+            comment="" if comment is None else checked_text(comment, what="the comment of an approval"),
             request=secrets.token_hex(8),
         )
         outcome, _ = yield from send(command)
@@ -252,10 +253,10 @@ class Approvals:
         flow = self._queries.open_approvals(workflow=_name(workflow), prefix=prefix, after=after, limit=limit)
         return run(flow, self._client.runtime.batchers)
 
-    def answer(self, run_id: str, name: str, *, approved: bool, by: str, comment: str = "") -> None:
+    def answer(self, run_id: str, name: str, *, approved: bool, by: str, comment: str | None = None) -> None:
         """Answer a request, by its id such as `refund#2`. The first answer counts; later ones raise `ApprovalNotOpen`.
 
-        `by` is who answers. It is recorded, and is not checked.
+        `by` is who answers. It is recorded, and is not checked. A comment has at most 2,000 characters.
         """
         flow = self._queries.answer(run_id, name, approved=approved, by=by, comment=comment)
         run(flow, self._client.runtime.batchers)
@@ -280,7 +281,7 @@ class AsyncApprovals:
         flow = self._queries.open_approvals(workflow=_name(workflow), prefix=prefix, after=after, limit=limit)
         return await run_async(flow, self._client.runtime.batchers)
 
-    async def answer(self, run_id: str, name: str, *, approved: bool, by: str, comment: str = "") -> None:
+    async def answer(self, run_id: str, name: str, *, approved: bool, by: str, comment: str | None = None) -> None:
         """Answer a request by its id, such as `refund#2`. The first counts, later ones raise `ApprovalNotOpen`."""
         flow = self._queries.answer(run_id, name, approved=approved, by=by, comment=comment)
         await run_async(flow, self._client.runtime.batchers)
