@@ -46,7 +46,20 @@ def test_open_requests_are_listed_and_answered(url):
     assert "was rejected by 'ann' already" in failure(
         holdfast("approvals", "answer", "r-1", "refund", "--approve", "--url", url), 1
     )
-    assert "--approve or --reject" in failure(holdfast("approvals", "answer", "r-2", "refund", "--url", url), 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((), "--approve or --reject"),
+        (("--approve", "--reject"), "not both"),
+        (("--reject", "--approve"), "not both"),
+        (("--approve", "--by", ""), "by is empty. Nothing was answered"),
+    ],
+)
+def test_an_answer_that_is_not_clear_is_refused_and_the_request_stays_open(url, options, message):
+    assert message in failure(holdfast("approvals", "answer", "r-2", "refund", *options, "--url", url), 2)
+    assert "r-2" in holdfast("approvals", "list", "--url", url).stdout
 
 
 def test_without_open_requests_the_list_says_so(tmp_path):

@@ -587,6 +587,33 @@ async def changed_order(ctx: Context, name: str) -> None:
     await ctx.step("another", len, name)
 
 
+@workflow(name="order")
+async def order_that_raises(ctx: Context, name: str) -> None:
+    raise TypeError("release bug")
+
+
+def test_a_blocked_run_whose_code_raises_too_early_is_shown_with_the_error(url, hf):
+    @workflow(name="order")
+    async def order(ctx: Context, name: str) -> None:
+        await ctx.step("first", len, name)
+        await ctx.wait_for_signal("go")
+
+    async def drive(flow, status):
+        async with Engine(url, workflows=[flow], park_after=0.05) as engine:
+            if status == "suspended":
+                await engine.start(flow, "ann", id="r")
+            else:
+                await engine.signal("r", "go")
+            while (await engine.get("r")).status != status:
+                await asyncio.sleep(0.01)
+
+    asyncio.run(drive(order, "suspended"))
+    asyncio.run(drive(order_that_raises, "blocked"))
+    shown = holdfast("runs", "show", "r", "--url", url).stdout
+    assert "the code has ended with TypeError: release bug." in shown
+    assert 'raise TypeError("release bug")' in shown
+
+
 def test_a_blocked_run_is_shown_with_its_reason_and_given_up(url, hf):
     """Its code was changed: the first engine parked it, the second one cannot continue it."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .runner import Mutant
 
+IMPORT = "tests/workflows/test_importing.py::"
 FORK = "tests/workflows/test_forking.py::"
 SUITE = "tests/stores/test_conformance.py::TestMemory::"
 
@@ -52,5 +53,12 @@ FORKING = [
         "    if run:\n",
         "    if run or claim.run.living:\n",
         ("tests/workflows/test_importing.py::test_nothing_of_an_imported_run_is_executed[sqlite]",),
+    ),
+    Mutant(
+        "a run with a time that cannot be shown is imported",
+        "workflow/importing.py",
+        "    if not all(0 <= time <= LATEST for time in times):\n",
+        "    if not all(0 <= time for time in times):\n",
+        (IMPORT + "test_a_damaged_file_is_refused_with_one_error_and_nothing_is_changed[sqlite-changes19-9998]",),
     ),
 ]

@@ -24,6 +24,13 @@ REQUESTS = [
         (SUITE + "test_an_update_stays_with_the_run_that_was_asked_when_that_is_replaced",),
     ),
     Mutant(
+        "the key of an update counts for an update with another name",
+        "rules/runs/updates.py",
+        "if update is not None and update.name != event.name:",
+        "if False:",
+        (SUITE + "test_the_key_of_an_update_is_refused_for_an_update_with_another_name",),
+    ),
+    Mutant(
         "a later answer to an update replaces the first one",
         "rules/runs/updates.py",
         "if update is not None and update.answered_at is None:",

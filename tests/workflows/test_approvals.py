@@ -10,7 +10,7 @@ from waiting import eventually_async, until_status
 
 from holdfast import AsyncClient, Client, Context, Retry, workflow
 from holdfast.commands.runs import RecordRun
-from holdfast.errors import ApprovalNotOpen, InvalidOption, UnknownRun
+from holdfast.errors import ApprovalNotOpen, InvalidOption, InvalidValue, UnknownRun
 from holdfast.testing import TestEngine
 from holdfast.workflow.worker import Worker
 
@@ -58,6 +58,24 @@ def test_a_run_waits_for_the_answer_of_a_person(url, played, engine_on):
             assert (await engine.approvals.list()).approvals == ()
             with pytest.raises(UnknownRun):
                 await engine.approvals.answer("nobody", "refund", approved=True, by="ann")
+
+    played(scenario)
+
+
+@pytest.mark.parametrize(
+    ("comment", "message"),
+    [(7, "must be text, not int"), ("x" * 2_001, "has 2001 characters"), ("\ud800", "surrogate")],
+)
+def test_a_comment_is_text_of_limited_length(url, played, engine_on, comment, message):
+    async def scenario():
+        async with engine_on(url, [refund]) as engine:
+            handle = await engine.start(refund, 30, id="r")
+            await opened(engine)
+            with pytest.raises(InvalidValue, match=message):
+                await engine.approvals.answer("r", "refund", approved=True, by="ann", comment=comment)
+            assert await opened(engine) == ["refund"]
+            await engine.approvals.answer("r", "refund", approved=True, by="ann", comment=None)
+            assert await handle.result(20) == [True, "ann", ""]
 
     played(scenario)
 

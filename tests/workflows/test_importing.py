@@ -144,6 +144,15 @@ def damaged(text, **changes):
         ({"run": lambda run: {**run, "status": "pending"}}, "it is pending, and ended at"),
         ({"run": lambda run: {**run, "fence": 2**70}}, "not the history of a run|too large"),
         ({"run": lambda run: {**run, "id": ""}}, "is damaged"),
+        *(({"run": lambda run, text=text: {**run, "details": text}}, "is damaged") for text in ("x", "", "{")),
+        ({"run": lambda run: {**run, "result": "x"}}, "is damaged"),
+        *(
+            ({"run": lambda run, name=name: {**run, name: 253402300800000000}}, "is damaged")
+            for name in ("created_at", "started_at", "ended_at", "continued_at", "not_before")
+        ),
+        ({"run": lambda run: {**run, "created_at": -1}}, "a time is before 1970"),
+        ({"entries": lambda entries: [{**entries[0], "at": 253402300800000000}, *entries[1:]]}, "9998"),
+        ({"events": lambda events: [{**events[0], "at": 253402300800000000}, *events[1:]]}, "9998"),
     ],
 )
 def test_a_damaged_file_is_refused_with_one_error_and_nothing_is_changed(url, tmp_path, histories, changes, message):

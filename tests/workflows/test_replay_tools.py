@@ -129,6 +129,10 @@ async def that_ends(ctx: Context, item: str) -> str:
     return "at once"
 
 
+async def that_raises(ctx: Context, item: str) -> str:
+    raise TypeError("release bug")
+
+
 async def with_another_input(ctx: Context, item: int) -> str:
     return await order(ctx, str(item))
 
@@ -143,7 +147,8 @@ async def with_another_input(ctx: Context, item: int) -> str:
             "waits for the same step with arguments",
         ),
         (without_a_signal, "'signal:paid' was delivered", "waits for signals []"),
-        (that_ends, "the step 'reserve' ended", "has ended"),
+        (that_ends, "the step 'reserve' ended", "has returned 'at once'"),
+        (that_raises, "the step 'reserve' ended", "has ended with TypeError: release bug"),
     ],
 )
 def test_code_that_deviates_is_refused_with_both_sides_of_the_first_difference(body, history, code):
@@ -156,6 +161,12 @@ def test_code_that_deviates_is_refused_with_both_sides_of_the_first_difference(b
     assert caught.value.recorded in str(caught.value)
     assert caught.value.found in str(caught.value)
     assert executed == before
+
+
+def test_the_difference_of_code_that_raises_has_its_error_as_the_cause():
+    with pytest.raises(NonDeterminismError) as caught:
+        replay(changed(that_raises), recorded(order, input="book"))
+    assert str(caught.value.__cause__) == "release bug"
 
 
 def test_code_that_cannot_read_the_input_is_refused():

@@ -8,7 +8,7 @@ import pytest
 from waiting import eventually_async, until_status
 
 from holdfast import AsyncClient, Client, Context, Retry, WorkflowFailed, workflow
-from holdfast.errors import InvalidOption, RunEnded, UnknownRun, UpdateRefused, UpdateTimeout
+from holdfast.errors import InvalidOption, InvalidValue, RunEnded, UnknownRun, UpdateRefused, UpdateTimeout
 from holdfast.testing import TestEngine
 
 
@@ -48,6 +48,54 @@ def test_a_run_answers_updates_and_refuses_others(url, played, engine_on):
             assert await handle.update("add", 3, idempotency_key="k", timeout=20) == 6, "also after the end"
             with pytest.raises(UnknownRun):
                 await engine.update("nobody", "add", timeout=20)
+
+    played(scenario)
+
+
+def test_the_key_of_an_update_is_refused_for_an_update_with_another_name(url, played, engine_on):
+    async def scenario():
+        async with engine_on(url, [cart]) as engine:
+            handle = await engine.start(cart, 10, id="r")
+            assert await handle.update("add", 1, idempotency_key="req-1", timeout=20) == 1
+            with pytest.raises(InvalidOption, match="was used for the update 'add'"):
+                await handle.update("remove", 2, idempotency_key="req-1", timeout=20)
+            await handle.signal("note", 2, idempotency_key="req-1")
+            assert await handle.update("add", 1, idempotency_key="req-1", timeout=20) == 1
+            assert [event.name for event in (await engine.export("r")).events] == ["add", "note"]
+
+    played(scenario)
+
+
+@pytest.mark.parametrize(
+    ("reason", "message"), [(7, "must be text, not int"), ("x" * 2_001, "has 2001 characters"), ("\ud800", "surrogate")]
+)
+def test_the_reason_of_a_refusal_is_text_of_limited_length(played, reason, message):
+    @workflow
+    async def strict(ctx: Context) -> str:
+        async for request in ctx.updates("ask"):
+            with pytest.raises(InvalidValue, match=message):
+                request.refuse(reason)
+            request.refuse("r" * 2_000)
+            return "refused"
+        raise AssertionError
+
+    async def scenario():
+        async with TestEngine([strict]) as engine:
+            handle = await engine.start(strict)
+            with pytest.raises(UpdateRefused, match="rrr"):
+                await handle.update("ask", timeout=20)
+            assert await handle.result(20) == "refused"
+
+    played(scenario)
+
+
+def test_a_payload_that_cannot_be_read_is_refused_however_long_the_reason_is(played):
+    async def scenario():
+        async with TestEngine([cart]) as engine:
+            handle = await engine.start(cart, 10)
+            with pytest.raises(UpdateRefused) as refused:
+                await handle.update("add", {"k" * 50_000: 1}, timeout=20)
+            assert len(refused.value.reason) <= 2_000
 
     played(scenario)
 

@@ -62,21 +62,23 @@ def _row(one: OpenApproval) -> list[Any]:
 @approvals.command("answer")
 @click.argument("run_id", metavar="RUN")
 @click.argument("name", metavar="APPROVAL")
-@click.option("--approve/--reject", "approved", default=None, help="The answer; one of both must be given.")
+@click.option("--approve", is_flag=True, help="The answer is yes; --approve or --reject must be given.")
+@click.option("--reject", is_flag=True, help="The answer is no.")
 @click.option("--by", help="Who answers; by default the user of this process.")
 @click.option("--comment", default="", help="A text that is recorded with the answer.")
 @common
 @pass_settings
 def answer_approval(
-    settings: Settings, *, run_id: str, name: str, approved: bool | None, by: str | None, comment: str
+    settings: Settings, *, run_id: str, name: str, approve: bool, reject: bool, by: str | None, comment: str
 ) -> None:
     """Answer a request by its id, such as refund or refund#2. The first answer counts."""
-    if approved is None:
-        raise click.UsageError("Give --approve or --reject.", click.get_current_context())
-    who = by or getpass.getuser()
+    if approve == reject:
+        both = ", not both" if approve else ""
+        raise click.UsageError(f"Give --approve or --reject{both}. Nothing was answered.", click.get_current_context())
+    who = getpass.getuser() if by is None else by
     with open_runs(settings) as hf:
-        hf.approvals.answer(run_id, name, approved=approved, by=who, comment=comment)
+        hf.approvals.answer(run_id, name, approved=approve, by=who, comment=comment)
     if settings.json:
-        print_json({"run": run_id, "approval": name, "approved": approved, "by": who, "comment": comment})
+        print_json({"run": run_id, "approval": name, "approved": approve, "by": who, "comment": comment})
     else:
-        print_line(f"{name} of {run_id}: {'approved' if approved else 'rejected'} by {who}.")
+        print_line(f"{name} of {run_id}: {'approved' if approve else 'rejected'} by {who}.")

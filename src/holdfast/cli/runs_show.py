@@ -13,11 +13,12 @@ from typing import Any
 
 import click
 
-from ..errors import InvalidDuration
+from ..errors import InvalidDuration, NonDeterminismError
 from ..rules.runs import record as rule
 from ..validation import MICROSECONDS, seconds
 from ..workflow import HeartbeatInfo, RunInfo
 from ..workflow.entries import stored_value
+from ..workflow.journal import Failure
 from .options import Settings, common, pass_settings
 from .output import escaped_text, format_duration, format_time, format_token, print_json, print_line, print_rows
 from .runs_history import carried_locks, history_of, origin_of, unread_signals
@@ -41,6 +42,7 @@ SHORT = 60
 """Characters of a value in a line of text."""
 COLUMNS = ("RUN", "WORKFLOW", "STATUS", "CREATED", "FOR", "NOTE")
 _STYLES = {"completed": "green", "failed": "bold red", "timed_out": "red", "cancelled": "yellow", "running": "cyan"}
+_CAUSE = "\nThe above exception was the direct cause of the following exception:\n"
 _TIME_FORMS = (
     "a date or time in UTC (2026-11-16, 2026-11-16T02:17, or 2026-11-16T02:17+01:00 with an offset), or how long ago "
     '(seconds, or "30 minutes", "2 hours", "1 day")'
@@ -234,6 +236,8 @@ def _show_status(found: RunSnapshot) -> None:
         print_line(f"  can be claimed by a worker from {format_time(info.due_at)} on")
     if info.blocked is not None:
         print_line(f"  {blocking_text(info.blocked)}")
+        for line in _raised_by_the_code(info.blocked.reason):
+            print_line(f"    {line}")
         print_line(
             "  it keeps its locks, its signals and its places in limits. Every engine that opens tries it once; "
             "'holdfast runs retry' tries it at once, 'holdfast runs fail' gives it up"
@@ -243,6 +247,12 @@ def _show_status(found: RunSnapshot) -> None:
             f"  {run.crashes} workers in a row crashed while they drove it (after {rule.POISONED} crashes it is "
             "blocked)"
         )
+
+
+def _raised_by_the_code(reason: Failure) -> list[str]:
+    """The traceback of the error with which the code has ended, where its history goes on."""
+    raised, chained, _ = reason.traceback.partition(_CAUSE)
+    return raised.rstrip().splitlines() if chained and reason.type.endswith(NonDeterminismError.__name__) else []
 
 
 def _show_details(found: RunSnapshot, waits: Waits) -> None:

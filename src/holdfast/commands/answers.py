@@ -13,7 +13,8 @@ class PostUpdate(RunCommand, frozen=True, kw_only=True):
     """Post a request to a run that has not ended, and notify the attempt `watcher` of the answer, or of the run's end.
 
     Answers `UpdateSeen`, with the answer if there is one already; `RunRefused` when the run has ended and does not know
-    the request, or does not exist. Again, by the key of the event: nothing is posted.
+    the request, or does not exist. Again, by the key of the event: nothing is posted. The key of a request with another
+    name: nothing is posted, and `other` is set.
     """
 
     run: str

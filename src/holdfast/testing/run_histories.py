@@ -345,7 +345,8 @@ class RunHistoryGenerator:
         """A request to a run, or the answer to one of its requests."""
         pick = self.random
         run, watcher = self._any_id(), f"{pick.choice('xyz')}.{pick.randrange(3)}"
-        event = RunEvent(kind="update", name="add", payload="[7]", key=pick.choice(UPDATES))
+        name = pick.choice(["add", "add", "add", "remove"])
+        event = RunEvent(kind="update", name=name, payload="[7]", key=pick.choice(UPDATES))
         return pick.choice(
             [
                 PostUpdate(run=run, event=event, watcher=watcher),

@@ -14,7 +14,7 @@ import msgspec
 from ..errors import InvalidKey, InvalidValue
 from ..rules.runs.record import RunEvent, generation_id, without_generation
 from ..rules.runs.requests import NewApproval
-from ..runtime.codec import encode_message
+from ..runtime.codec import encode_message, encode_value
 from ..validation import MICROSECONDS, Duration, checked_key, seconds, time_of
 from .definition import checked_name
 
@@ -25,6 +25,23 @@ T = TypeVar("T")
 
 DETAILS_BYTES = 65_536
 """The largest size of the details of a run, as JSON."""
+
+
+LONGEST_TEXT = 2_000
+"""How many characters the comment of an approval and the reason of a refused update have at most."""
+
+
+def checked_text(text: str, *, what: str) -> str:
+    """A text that a person reads, as it is stored. Raises `InvalidValue`."""
+    if not isinstance(text, str):
+        raise InvalidValue(f"{what} must be text, not {type(text).__name__}: nothing was answered")
+    if len(text) > LONGEST_TEXT:
+        raise InvalidValue(
+            f"{what} has {len(text)} characters, and may have {LONGEST_TEXT}: nothing was answered. Store long texts "
+            "elsewhere, and name their place"
+        )
+    encode_value(text, what=what)
+    return text
 
 
 class Approval(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,8 +76,9 @@ class UpdateRequest(Generic[T]):
         self._code.requests.answer(self._event, text, refused=False)
 
     def refuse(self, reason: str) -> None:
-        """Refuse the request: `update` raises `UpdateRefused` with this reason."""
-        self._code.requests.answer(self._event, str(reason), refused=True)
+        """Refuse the request: `update` raises `UpdateRefused` with this reason, of at most 2,000 characters."""
+        text = checked_text(reason, what=f"the reason to refuse the update {self.name!r}")
+        self._code.requests.answer(self._event, text, refused=True)
 
     def __repr__(self) -> str:
         return f"<UpdateRequest {self.name}>"
@@ -86,11 +104,15 @@ class Updates(Generic[T]):
             try:
                 payload = await code.read(event.payload, self._type, id=place, what=f"the update {self._name!r}")
             except InvalidValue as error:
-                UpdateRequest(code, event, None).refuse(str(error))
+                UpdateRequest(code, event, None).refuse(_cut(str(error)))
                 continue
             if not code.was_unreadable(place):
                 return UpdateRequest(code, event, payload)
             UpdateRequest(code, event, None).refuse("")  # other code could not read it, and has refused it
+
+
+def _cut(text: str) -> str:
+    return text.encode(errors="replace").decode()[:LONGEST_TEXT]
 
 
 class ContextRequests:

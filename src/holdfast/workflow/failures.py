@@ -7,15 +7,19 @@ cannot be created from a message alone is replaced by its nearest base that can:
 
 from __future__ import annotations
 
+import asyncio
 import builtins
 import traceback
 from functools import cache
+from typing import Any
 
 from ..errors import DoNotRetry, NotInWorkflow, StepFailed, WorkflowFailed
 from .journal import Failure
 
 MAX_MESSAGE = 10_000
 MAX_TRACEBACK = 20_000
+MAX_SHOWN = 200
+"""The longest message or value of the code within another message."""
 _NOT_REBUILT = (
     BaseExceptionGroup,
     StopIteration,  # no coroutine can raise these two
@@ -33,6 +37,16 @@ def failure_of(error: BaseException) -> Failure:
         return Failure(error.kind, error.detail, error.traceback, bases if "." in error.kind else ())
     text = "".join(traceback.format_exception(error))
     return Failure(_name(type(error)), _shortened(_message(error), MAX_MESSAGE), _shortened(text, MAX_TRACEBACK), bases)
+
+
+def how_it_ended(code: asyncio.Task[Any] | None) -> tuple[str, BaseException | None]:
+    """How the code of a run has ended, in words, and the exception that it has raised, if any."""
+    if code is None or code.cancelled():
+        return "has ended", None
+    if (error := code.exception()) is None:
+        return f"has returned {_represented(code.result())}", None
+    message = _shortened(_message(error), MAX_SHOWN)
+    return f"has ended with {_name(type(error))}{f': {message}' if message else ''}", error
 
 
 def refusal_in(error: BaseException) -> NotInWorkflow | None:
@@ -63,6 +77,13 @@ def _message(error: BaseException) -> str:
         return str(error)
     except Exception as broken:  # of a class of the user
         return f"(its message cannot be read: {type(broken).__name__})"
+
+
+def _represented(value: object) -> str:
+    try:
+        return _shortened(repr(value), MAX_SHOWN)
+    except Exception:  # of a class of the user
+        return f"a {type(value).__name__}"
 
 
 def step_failed(step: str, failure: Failure, attempts: int) -> StepFailed:

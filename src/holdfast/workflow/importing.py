@@ -23,6 +23,8 @@ from .start import checked_run_id
 
 LARGEST = 2**62
 """Numbers of a file are smaller: some stores keep them in 64 bits."""
+LATEST = 253_370_764_800_000_000
+"""Times of a file are not after the beginning of the year 9999, in microseconds: later ones cannot be shown."""
 IMPORTED = j.Failure("RunImported", "it was imported while it was %s, and does not continue by itself")
 
 
@@ -95,26 +97,36 @@ def checked(history: RunHistory) -> Claim:
     try:
         checked_key(run.id, what="run id")
         checked_key(run.type, what="workflow name")
-        for entry in entries[1:]:
-            j.decode_entry(entry)
+        times = [j.decode_entry(entry).at for entry in entries[1:]]
         for event in events:
+            times.append(event.at)
             msgspec.json.decode(event.payload)
             if event.kind == "child":
                 j.read_end(event.payload)
-    except (HoldfastError, msgspec.MsgspecError) as error:
+        for text in (run.details, run.result):
+            if text is not None:
+                msgspec.json.decode(text)
+        info(run)  # what every list and query does with it
+    except (HoldfastError, msgspec.MsgspecError, ValueError, OverflowError) as error:
         raise _damaged(run, str(error)) from error
     numbers = [event.number for event in events]
     if not entries or run.length != len(entries):
         raise _damaged(run, f"the run has {run.length} entries, and the file {len(entries)}")
     if numbers != sorted({number for number in numbers if 0 < number <= run.posted}):
         raise _damaged(run, "the numbers of its events are not in order")
-    times = (run.created_at, run.started_at, run.ended_at, run.timeout, run.not_before)
-    counts = (run.fence, run.posted, run.claims, run.priority, run.arrival)
-    if any(number is not None and abs(number) > LARGEST for number in (*times, *counts)):
+    counts = (run.fence, run.posted, run.claims, run.priority, run.arrival, run.timeout)
+    if any(number is not None and abs(number) > LARGEST for number in counts):
         raise _damaged(run, "a number is too large")
+    times += [run.created_at, *(time for time in _times_of(run) if time is not None)]
+    if not all(0 <= time <= LATEST for time in times):
+        raise _damaged(run, "a time is before 1970 or after 9998")
     if run.living == (run.ended_at is not None):
         raise _damaged(run, f"it is {run.status}, and ended at {run.ended_at}")
     return Claim(run=run, entries=entries, events=events)
+
+
+def _times_of(run: Run) -> tuple[int | None, ...]:
+    return (run.started_at, run.ended_at, run.continued_at, run.not_before)
 
 
 def _damaged(run: Run, why: str) -> InvalidValue:

@@ -26,7 +26,7 @@ from .context import Context, Received, SlotWork, StepCall, untaken_signals
 from .context_children import ChildSignal, signal_of
 from .continuing import ContinueAsNew
 from .definition import ONCE, Workflow, current_context
-from .failures import step_failed
+from .failures import how_it_ended, step_failed
 from .loop import WorkflowLoop
 from .patches import Patches, begins_here
 from .replay_locks import ReplayLocks
@@ -607,14 +607,14 @@ class Replay:
         )
 
     def _differs(self, history: str, code: str) -> NonDeterminismError:
-        found = "has ended" if self.done else f"waits for {code}"
+        found, cause = how_it_ended(self.root) if self.done else (f"waits for {code}", None)
         of_a_fork = (
             f" The run is a fork, and has this from the run {self.forked.origin!r}: another input or another "
             "ctx.run_id may lead the code elsewhere. Fork from an earlier step."
             if self._inherits and self.forked is not None
             else ""
         )
-        return NonDeterminismError(
+        error = NonDeterminismError(
             f"the run {self.run.id!r} of {self.workflow.type!r} does not follow its history. There {history}; the code "
             f"{found}. The workflow was changed while the run was in progress, or decides by something that is not "
             "recorded (time, random numbers, a global). Give the changed workflow a new version, or use ctx.patched(), "
@@ -622,6 +622,8 @@ class Replay:
             recorded=history,
             found=found,
         )
+        error.__cause__ = cause  # its traceback shows where the code has raised
+        return error
 
     def _child_ended(self, entry: j.ChildEnded) -> None:
         future = self._child_waits.get(entry.id)

@@ -14,7 +14,7 @@ import msgspec
 
 from ..commands import ListRecords, RecordPage
 from ..commands.answers import AnswerApproval, PostUpdate, WatchUpdate
-from ..errors import ApprovalNotOpen, InvalidOption, RunEnded, UnknownRun, UpdateRefused, UpdateTimeout
+from ..errors import ApprovalNotOpen, InvalidKey, InvalidOption, RunEnded, UnknownRun, UpdateRefused, UpdateTimeout
 from ..platform import elapsed
 from ..rules.runs.outcomes import ApprovalSeen, RunRefused, UpdateSeen
 from ..rules.runs.record import Run, RunEvent
@@ -24,6 +24,7 @@ from ..runtime.codec import decode_value, encode_message
 from ..runtime.flows import Flow, Wait, send
 from ..runtime.runners import run, run_async
 from ..validation import checked_count, checked_key, time_of
+from .context_requests import checked_text
 from .definition import Workflow
 
 POLL_SECONDS = 0.5
@@ -125,6 +126,13 @@ class RequestQueries:
                 status=outcome.run.status,
             )
         assert isinstance(outcome, UpdateSeen)  # noqa: S101
+        if outcome.other:
+            there = "" if outcome.update is None else outcome.update.name
+            raise InvalidOption(
+                f"the idempotency key was used for the update {there!r} of the run {run_id!r}, so it cannot identify "
+                f"the update {name!r}. This update was not sent. Give it a key of its own: the keys of a run's updates "
+                "are compared whatever the names are."
+            )
         return outcome
 
     def open_approvals(self, *, workflow: str, prefix: str, after: str | None, limit: int) -> Flow[ApprovalsPage]:
@@ -150,7 +158,7 @@ class RequestQueries:
                 return ApprovalsPage(approvals=tuple(found), next=None)
             cursor = page.next
 
-    def answer(self, run_id: str, name: str, *, approved: bool, by: str, comment: str) -> Flow[None]:
+    def answer(self, run_id: str, name: str, *, approved: bool, by: str, comment: str | None) -> Flow[None]:
         """Answer an open request."""
         if not isinstance(approved, bool):
             raise InvalidOption(f"approved={approved!r} is neither True nor False")
@@ -158,8 +166,8 @@ class RequestQueries:
             run=checked_key(run_id, what="run id"),
             name=checked_key(name, what="name of an approval"),
             approved=approved,
-            by=checked_key(by, what="by"),
-            comment=str(comment),
+            by=_checked_author(by),
+            comment="" if comment is None else checked_text(comment, what="the comment of an approval"),
             request=secrets.token_hex(8),
         )
         outcome, _ = yield from send(command)
@@ -168,6 +176,12 @@ class RequestQueries:
         assert isinstance(outcome, ApprovalSeen)  # noqa: S101
         if outcome.why:
             raise ApprovalNotOpen(f"{_why_not(outcome, name)} Nothing was changed.", run_id=run_id, name=name)
+
+
+def _checked_author(by: str) -> str:
+    if by == "":
+        raise InvalidKey("by is empty. Nothing was answered: give the name of the person or program that answers.")
+    return checked_key(by, what="name in by=")
 
 
 def _why_not(seen: ApprovalSeen, name: str) -> str:
@@ -235,10 +249,10 @@ class Approvals:
         flow = self._queries.open_approvals(workflow=_name(workflow), prefix=prefix, after=after, limit=limit)
         return run(flow, self._client.runtime.batchers)
 
-    def answer(self, run_id: str, name: str, *, approved: bool, by: str, comment: str = "") -> None:
+    def answer(self, run_id: str, name: str, *, approved: bool, by: str, comment: str | None = None) -> None:
         """Answer a request, by its id such as `refund#2`. The first answer counts; later ones raise `ApprovalNotOpen`.
 
-        `by` is who answers. It is recorded, and is not checked.
+        `by` is who answers. It is recorded, and is not checked. A comment has at most 2,000 characters.
         """
         flow = self._queries.answer(run_id, name, approved=approved, by=by, comment=comment)
         run(flow, self._client.runtime.batchers)
@@ -263,7 +277,7 @@ class AsyncApprovals:
         flow = self._queries.open_approvals(workflow=_name(workflow), prefix=prefix, after=after, limit=limit)
         return await run_async(flow, self._client.runtime.batchers)
 
-    async def answer(self, run_id: str, name: str, *, approved: bool, by: str, comment: str = "") -> None:
+    async def answer(self, run_id: str, name: str, *, approved: bool, by: str, comment: str | None = None) -> None:
         """Answer a request by its id, such as `refund#2`. The first counts, later ones raise `ApprovalNotOpen`."""
         flow = self._queries.answer(run_id, name, approved=approved, by=by, comment=comment)
         await run_async(flow, self._client.runtime.batchers)

@@ -144,10 +144,14 @@ class Posted(Outcome, frozen=True, kw_only=True):
 
 
 class UpdateSeen(Outcome, frozen=True, kw_only=True):
-    """A request to a run, with the answer if there is one; None: it was forgotten. The run as it is now."""
+    """A request to a run, with the answer if there is one; None: it was forgotten. The run as it is now.
+
+    `other` is set where the key is that of a request with another name: nothing was posted.
+    """
 
     run: Run
     update: Update | None
+    other: bool = False
 
 
 class ApprovalSeen(Outcome, frozen=True, kw_only=True):

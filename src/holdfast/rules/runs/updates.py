@@ -40,7 +40,8 @@ def page_key(run: Run, number: int) -> str:
 def ask(repo: RunRepository, now: int, *, run: str, event: RunEvent, watcher: str) -> Outcome:
     """Post a request to a run, once, and note who waits for the answer.
 
-    A request that is sent again is looked for in replaced runs too, as starts are, so that it is not posted twice.
+    A request that is sent again is looked for in replaced runs too, as starts are, so that it is not posted twice. The
+    key of a request with another name is refused: its answer is not the one to this request.
     """
     found = known(repo, run)
     if found is None:
@@ -48,6 +49,8 @@ def ask(repo: RunRepository, now: int, *, run: str, event: RunEvent, watcher: st
     asked = found
     for _ in range(RESENT_AMONG):
         update = repo.record(UPDATE, own_key(asked, event.key))
+        if update is not None and update.name != event.name:
+            return UpdateSeen(run=asked, update=update, other=True)
         if update is not None:
             return _seen(repo, asked, event.key, update, watcher)
         before = known(repo, asked.replaces) if asked.replaces and asked.created_at >= now - RESENT_WITHIN else None

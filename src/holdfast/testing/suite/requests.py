@@ -30,9 +30,9 @@ from .runs import record, start
 DONE = Finish("completed", "1")
 
 
-def update(key: str = "k", run: str = "r", watcher: str = "a.1") -> PostUpdate:
+def update(key: str = "k", run: str = "r", watcher: str = "a.1", name: str = "add") -> PostUpdate:
     """A request to a run."""
-    return PostUpdate(run=run, event=RunEvent(kind="update", name="add", payload="7", key=key), watcher=watcher)
+    return PostUpdate(run=run, event=RunEvent(kind="update", name=name, payload="7", key=key), watcher=watcher)
 
 
 def reply(key: str = "k", answer: str = "8", **more: Any) -> RunRequests:
@@ -74,6 +74,18 @@ class RequestTests(GenerationTests):
         seen = self.ask(update(), UpdateSeen).update
         assert seen is not None
         assert (seen.answer, seen.refused) == ("8", False), "the first answer counts"
+
+    def test_the_key_of_an_update_is_refused_for_an_update_with_another_name(self) -> None:
+        run = self.running()
+        self.ask(update(), UpdateSeen)
+        for requests in (None, reply()):
+            if requests is not None:
+                self.ask(record(run, "x", seen=1, requests=requests), Recorded)
+            refused = self.ask(update(name="remove", watcher="b.1"), UpdateSeen)
+            assert refused.update is not None
+            assert (refused.other, refused.update.name, refused.run.posted) == (True, "add", 1)
+            assert "b.1" not in refused.update.watchers
+        assert not self.ask(update(), UpdateSeen).other
 
     def test_the_answer_to_an_update_is_written_only_by_the_driver_of_the_run(self) -> None:
         run = self.running()
