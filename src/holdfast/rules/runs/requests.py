@@ -8,7 +8,10 @@ from ..record_type import RecordStruct, RecordType
 
 
 class Update(RecordStruct, frozen=True):
-    """A request. `answer` is JSON text, or the reason where it was refused; `watchers` are notified when the answer is stored."""
+    """A request. `answer` is JSON text, or the reason where it was refused.
+
+    `watchers` are notified when the answer is stored.
+    """
 
     name: str
     asked_at: int
