@@ -108,6 +108,7 @@ def test_an_error_is_named_by_what_happened_and_only_these_end_in_error():
     kinds = [kind for kind in vars(holdfast.errors).values() if isinstance(kind, type)]
     errors = [kind for kind in kinds if kind.__module__ == "holdfast.errors"]
     assert all(issubclass(kind, holdfast.HoldfastError) for kind in errors)
+    assert sorted(holdfast.errors.__all__) == sorted(kind.__name__ for kind in errors)
     assert {kind.__name__ for kind in errors if kind.__name__.endswith("Error")} == set(ENDING_IN_ERROR)
 
 

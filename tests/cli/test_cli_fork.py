@@ -52,6 +52,9 @@ def test_a_fork_that_is_not_possible_is_refused(url):
         holdfast("runs", "fork", "ended", "--from-step", "ship", "--url", url), 1
     )
     assert "from_step= must name" in failure(holdfast("runs", "fork", "ended", "--url", url), 1)
+    taken = failure(holdfast("runs", "fork", "ended", "--from-step", "charge", "--id", "waits", "--url", url), 1)
+    assert "there is a run with the id 'waits' already" in taken
+    assert taken.rstrip().endswith("Nothing was started. Choose another id, or none.")
     failure(holdfast("runs", "fork", "nobody", "--from-step", "charge", "--url", url), 1)
     bad = holdfast("runs", "fork", "ended", "--from-step", "charge", "--input", "{", "--url", url)
     assert "this is not JSON" in failure(bad, 2)

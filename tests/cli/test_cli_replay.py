@@ -196,7 +196,11 @@ def test_files_are_checked_instead_of_the_store(store):
     for run in ("first", "ended", "nap"):
         holdfast("runs", "export", run, "-o", f"{run}.json", "--url", store.url)
     code, found = checked(store, "nowhere", "first.json", "ended.json", "nap.json")
-    assert (code, found) == (0, {"checked": 2, "differ": [], "unknown": {"nap": 1}})
+    assert (code, found) == (1, {"checked": 2, "differ": [], "unknown": {"nap": 1}}), "a named file was not checked"
+    assert checked(store, "nowhere", "first.json", "ended.json")[0] == 0
+    alone = holdfast("runs", "replay", "releases:nowhere", "nap.json")
+    assert alone.exit_code == 1
+    assert "1 run was not checked, because releases:nowhere does not have the workflow: nap (1)." in alone.stdout
     done = holdfast("runs", "replay", "releases:changed", "first.json")
     assert done.exit_code == 1
     assert done.stdout.startswith("first.json: first (order): history: the step 'reserve' ended; code: waits for")

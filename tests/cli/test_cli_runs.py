@@ -371,6 +371,15 @@ def test_cancelling_stops_a_run_in_every_state(url, hf):
     assert answer(holdfast("runs", "cancel", "early", "--json", "--url", url))["status"] == "cancelled", "again"
 
 
+def test_a_run_that_was_cancelled_during_its_delay_is_not_shown_with_a_begin(url, hf):
+    hf.runs.start("naps", id="n", delay="1 hour")
+    hf.runs.cancel("n")
+    for command in (("show", "n"), ("list",)):
+        shown = holdfast("runs", *command, "--url", url).stdout
+        assert "cancelled" in shown
+        assert "starts at" not in shown
+
+
 def test_a_delayed_run_is_shown_with_the_time_of_its_begin(url, hf):
     hf.runs.start("naps", id="n", delay="1 hour", timeout="5 minutes")
     document = answer(holdfast("runs", "show", "n", "--json", "--url", url))
@@ -459,6 +468,23 @@ def test_a_purge_removes_ended_runs_and_prints_what_it_removed(failed, hf):
     done = holdfast("runs", "purge", "--older-than", "0", "--workflow", "order", "--yes", "--json", "--url", failed)
     assert answer(done) == {"trees": 1, "runs": 1, "kept_living": 0, "kept_young": 0, "kept_unreadable": 0}
     assert [run.id for run in hf.runs.list().runs] == ["n"]
+
+
+def test_a_purge_of_one_tree_of_several_runs_is_said_in_the_singular(url, hf):
+    @workflow
+    async def below(ctx: Context) -> None: ...
+
+    @workflow
+    async def above(ctx: Context) -> None:
+        await ctx.child(below)
+
+    async def drive():
+        async with Engine(url, workflows=[above, below]) as engine:
+            await (await engine.start(above)).result(20)
+
+    asyncio.run(drive())
+    done = holdfast("runs", "purge", "--older-than", "0", "--workflow", "above", "--yes", "--url", url)
+    assert done.stdout == "Removed: 2 runs in 1 tree.\n"
 
 
 def test_on_a_terminal_a_purge_counts_and_asks(failed, hf):
@@ -642,6 +668,7 @@ def test_a_blocked_run_is_shown_with_its_reason_and_given_up(url, hf):
     assert (resumed.exit_code, "is blocked since" in resumed.stdout) == (1, True)
     assert "1 run is blocked (r)" in holdfast("doctor", "--url", url).stdout
     assert holdfast("runs", "fail", "r", "--url", url).exit_code == 2, "a reason is required"
+    assert "reason='' is no text" in failure(holdfast("runs", "fail", "r", "--reason", "", "--url", url), 2)
     done = holdfast("runs", "fail", "r", "--reason", "refunded by hand", "--url", url)
     assert (done.exit_code, hf.runs.get("r").error.message) == (0, "refunded by hand")
 

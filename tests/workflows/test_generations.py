@@ -931,7 +931,7 @@ def test_an_imported_run_continues_in_its_generation_and_forks_take_no_id_of_one
             await handle.signal("go")
             await handle.result()
             for refused in (engine.fork("r", from_step="charge", id="f~2"), engine.import_("none", id="f~2")):
-                with pytest.raises((InvalidOption, OSError)):
+                with pytest.raises((InvalidOption, InvalidValue)):
                     await refused
             await engine.fork("r", from_step="charge", id="f")
             await engine.handle("f").result()

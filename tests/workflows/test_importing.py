@@ -168,6 +168,9 @@ def test_what_is_no_history_is_refused(source):
     with Client(source) as hf:
         with pytest.raises(InvalidOption, match="is no history"):
             hf.runs.import_(7)
+        for name in ("/nonexistent", "a\0b"):
+            with pytest.raises(InvalidValue, match=r"cannot be read .*: nothing was imported"):
+                hf.runs.import_(name)
         with pytest.raises(InvalidValue, match="is damaged"):
             hf.runs.import_(replace(RunHistory.from_json(json.dumps(EMPTY)), entries=()))
 

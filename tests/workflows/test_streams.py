@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from waiting import eventually_async, until_status
 
-from holdfast import AsyncClient, Client, Context, Engine, Retry, current_step, workflow
+from holdfast import AsyncClient, Client, Context, Engine, Retry, current_step, step, workflow
 from holdfast.commands import ForceRelease
 from holdfast.commands.runs import RecordRun, WriteStream
 from holdfast.errors import (
@@ -44,6 +44,25 @@ def kept(items):
     for item in items:
         found = [one for one in found if not item.replaces(one)] + [item]
     return [item.value for item in found]
+
+
+def test_what_write_returns_is_refused_as_the_result_of_a_step(played):
+    @step
+    def returning() -> None:
+        return current_step().stream("log").write("row")
+
+    @workflow
+    async def flow(ctx: Context) -> None:
+        await returning()
+
+    async def scenario():
+        async with TestEngine([flow]) as engine:
+            handle = await engine.start(flow)
+            with pytest.raises(WorkflowFailed, match=r"is what write\(\) of a stream has returned"):
+                await handle.result(20)
+            assert [item.value async for item in handle.stream("log")] == ["row"]
+
+    played(scenario)
 
 
 def test_a_reader_sees_what_code_and_steps_and_threads_write_in_order_and_ends_with_the_run(url, played, engine_on):

@@ -292,7 +292,50 @@ def test_a_run_that_takes_too_long_is_timed_out(url, played, engine_on):
     async def flow(ctx, _):
         await ctx.sleep(60)
 
-    assert failure(played, engine_on, url, flow, None).status == "timed_out"
+    error = failure(played, engine_on, url, flow, None)
+    assert (error.status, error.kind) == ("timed_out", "TimeoutError")
+    assert str(error).endswith("is timed_out: TimeoutError: its timeout of 0.1 s has expired.")
+
+
+def test_a_timeout_of_0_ends_runs_and_async_steps_at_their_first_wait_and_plain_steps_always(url, played, engine_on):
+    began = []
+
+    async def body(name, *, wait):
+        began.append(name)
+        if wait:
+            await asyncio.sleep(60)
+            began.append("never")
+        return name
+
+    @workflow
+    async def steps(ctx: Context) -> list:
+        found = [await ctx.step("ready", body, "ready", wait=False, timeout=0)]
+        for name, function, given in (("waits", body, {"wait": True}), ("plain", time.sleep, {})):
+            try:
+                await ctx.step(name, function, *([name] if given else [0.01]), timeout=0, **given)
+            except StepFailed as error:
+                found.append(error.kind)
+        return found
+
+    @workflow
+    async def waits(ctx: Context) -> None:
+        await ctx.sleep(60)
+        began.append("never")
+
+    @workflow
+    async def ready(ctx: Context) -> str:
+        return "done"
+
+    async def scenario():
+        async with engine_on(url, [steps, waits, ready]) as engine:
+            assert await (await engine.start(ready, timeout=0)).result(20) == "done"
+            handle = await engine.start(steps)
+            assert await handle.result(20) == ["ready", *["holdfast.errors.StepTimeout"] * 2]
+            with pytest.raises(WorkflowFailed, match="is timed_out: TimeoutError: its timeout of 0 s has expired"):
+                await (await engine.start(waits, timeout=0)).result(20)
+            assert began == ["ready", "waits"]
+
+    played(scenario)
 
 
 # -- values -------------------------------------------------------------------------------------------------

@@ -96,7 +96,8 @@ def _remove(
 
 def _counts(report: PurgeReport) -> str:
     runs = "1 run" if report.runs == 1 else f"{report.runs} runs"
-    return runs if report.trees == report.runs else f"{runs} in {report.trees} trees"
+    trees = "1 tree" if report.trees == 1 else f"{report.trees} trees"
+    return runs if report.trees == report.runs else f"{runs} in {trees}"
 
 
 def _kept(report: PurgeReport) -> str:

@@ -94,9 +94,10 @@ def pause_info(found: RunSnapshot) -> PauseInfo | None:
 
 
 def starts_at(found: RunSnapshot) -> str | None:
-    """When a run begins, at the earliest, whose start was delayed; None if that time has come."""
+    """When a run begins, at the earliest, whose start was delayed; None if that time has come, or it has ended."""
     run = found.claim.run
-    return format_time(time_of(run.not_before)) if run.not_before and rule.is_delayed(run, found.now) else None
+    delayed = run.living and rule.is_delayed(run, found.now)
+    return format_time(time_of(run.not_before)) if run.not_before and delayed else None
 
 
 def workers_for(hf: Client, kind: str) -> list[str]:

@@ -111,6 +111,8 @@ def replay_runs(
 ) -> None:
     """Check code against the histories of runs, before it is deployed. Exits with 1 if a run does not fit.
 
+    It also exits with 1 if the code does not have the workflow of a FILE.
+
     MODULE:NAME is an Engine, a function that returns one, or a workflow. Without FILE, the runs in the store are
     checked that have not ended: of the engine's own store, unless --url is given. Nothing is executed or changed.
     """
@@ -130,7 +132,7 @@ def replay_runs(
         with open_runs(store, store_options) as hf:
             result = _check(known, _histories(hf, status or LIVING, workflow, limit))
     result.show(settings, target)
-    context.exit(FAILED if result.differ else 0)
+    context.exit(FAILED if result.differ or (files and result.unknown) else 0)
 
 
 def _store_of(

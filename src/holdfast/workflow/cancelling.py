@@ -7,6 +7,7 @@ import asyncio
 from ..errors import InvalidOption
 from ..rules.runs.cancel_reasons import LONGEST_REASON
 from ..runtime.codec import encode_value
+from ..validation import MICROSECONDS
 
 
 def checked_reason(reason: str | None) -> str:
@@ -22,6 +23,11 @@ def checked_reason(reason: str | None) -> str:
         )
     encode_value(reason, what="the reason of a cancel")
     return reason
+
+
+def timeout_error(timeout: int | None) -> TimeoutError:
+    """The error with which a run ends whose timeout, in microseconds, has expired."""
+    return TimeoutError(f"its timeout of {(timeout or 0) / MICROSECONDS:.15g} s has expired")
 
 
 def cancelled_error(what: str, reason: str | None) -> asyncio.CancelledError:

@@ -33,7 +33,7 @@ from ..rules.runs.outcomes import AnsweredMeanwhile, Blocked, Claim, Recorded, R
 from ..rules.runs.record import Continue, End, Ending, Finish, NewRun, Park, Run, RunEvent, workflow_of
 from ..runtime.codec import encode_value
 from . import journal as j
-from .cancelling import cancelled_error
+from .cancelling import cancelled_error, timeout_error
 from .child_signals import ChildEnd
 from .children import Children
 from .context import SlotWork, StepCall
@@ -503,6 +503,8 @@ class Driver:
         """End the run with this status, or begin the pause before the next attempt if the workflow is retried."""
         self._stop_effects()
         retry, attempt, delay = self.workflow.retry, self._code.attempt, None
+        if status == "timed_out" and isinstance(error, asyncio.CancelledError):
+            error = timeout_error(self._code.timeout)
         if status == "failed":
             delay, error = next_attempt(retry, error, attempt, self.host.random())
         failure = failure_of(error)

@@ -84,7 +84,15 @@ def history_of(found: RunHistory | str | PathLike[str]) -> RunHistory:
     """A history, read from its file, or from the text of a file, if it is not one already."""
     if isinstance(found, str) and found.lstrip().startswith("{"):
         return RunHistory.from_json(found)
-    return RunHistory.read(Path(found)) if isinstance(found, str | PathLike) else found
+    if not isinstance(found, str | PathLike):
+        return found
+    try:
+        return RunHistory.read(Path(found))
+    except (OSError, ValueError) as error:  # of a path with a NUL, too
+        if isinstance(error, InvalidValue):
+            raise
+        why = error.strerror if isinstance(error, OSError) else None
+        raise InvalidValue(f"{str(found)!r} cannot be read ({why or error}): nothing was imported") from error
 
 
 def _compact(value: msgspec.Raw) -> str:

@@ -44,7 +44,7 @@ from ..rules.runs.record import (
 )
 from ..rules.runs.repository import RunFilter
 from ..rules.runs.tree import TREE_MEMBER, TreeMember, tree_prefix
-from ..runtime.codec import decode_value
+from ..runtime.codec import decode_value, encode_value
 from ..runtime.flows import Flow, Wait, send
 from ..validation import MICROSECONDS, Duration, checked_count, checked_key, microseconds_of_time, seconds, time_of
 from . import journal as j
@@ -343,6 +343,9 @@ class RunQueries(RunStarter):
 
     def fail(self, run_id: str, reason: str) -> Flow[RunInfo]:
         """End a run as failed that no worker drives."""
+        if not isinstance(reason, str) or not reason.strip():
+            raise InvalidOption(f"reason={reason!r} is no text that says why the run is given up. Nothing was changed.")
+        encode_value(reason, what="the reason")
         failure = j.write_failure(j.Failure("RunFailed", reason))
         for _ in range(CHANGES_BESIDE):
             claim, seen = yield from self.see(run_id)

@@ -145,7 +145,7 @@ class RunStarter:
             return StartRun(new=counted, worker=worker) if past is None else ForkRun(new=counted, past=past)
 
         outcome = yield from self._begin(new, command, worker, workflow, require_definition=require_definition)
-        return (yield from self._begun(new, outcome, workflow))
+        return (yield from self._begun(new, outcome, workflow, fork=past is not None))
 
     def start_or_signal(
         self, new: NewRun, event: RunEvent, worker: str = "", *, workflow: Workflow[Any, Any] | str = ""
@@ -164,9 +164,11 @@ class RunStarter:
             raise not_begun(new.id, workflow_of(new.type), admission_of(started.verdict))
         return (yield from self._begun(new, started, workflow))
 
-    def _begun(self, new: NewRun, outcome: Outcome, workflow: Workflow[Any, Any] | str) -> Flow[Started]:
+    def _begun(
+        self, new: NewRun, outcome: Outcome, workflow: Workflow[Any, Any] | str, *, fork: bool = False
+    ) -> Flow[Started]:
         """Emit what is notable about a start, or raise why there was none."""
-        started = _started(new, outcome)
+        started = _started(new, outcome, fork=fork)
         self._emit_if_unpublished(started, workflow)
         yield from self.look_for_workers_of(started.run)
         return started
@@ -332,7 +334,7 @@ def _carried_out(joined: Connection, command: Command) -> Outcome:
     return outcome
 
 
-def _started(new: NewRun, outcome: Outcome) -> Started:
+def _started(new: NewRun, outcome: Outcome, *, fork: bool = False) -> Started:
     if isinstance(outcome, RunTaken) and outcome.run.status == "purged":
         raise RunExists(
             f"an earlier run with the id {new.id!r} is being purged, in several steps. Nothing was started. Start it "
@@ -345,7 +347,7 @@ def _started(new: NewRun, outcome: Outcome) -> Started:
         run = outcome.run
         raise RunExists(
             f"there is a run with the id {new.id!r} already, of {run.workflow!r} ({run.status}). Nothing was started. "
-            + _advice(run, outcome.why),
+            + ("Choose another id, or none." if fork else _advice(run, outcome.why)),
             run_id=new.id,
             status=run.status,
         )

@@ -30,6 +30,7 @@ from .failures import failure_of
 from .retrying import next_attempt, policy_of_step
 from .step_heartbeats import AttemptHeartbeats, StepHeartbeats, Stored
 from .step_streams import AttemptStreams, StepStreams
+from .stream_writers import PendingItem
 
 Report = Callable[[StepCall, "j.StepDone | j.StepLost | j.Attempted"], None]
 
@@ -216,6 +217,12 @@ class StepRunner:
 
     def done(self, call: StepCall, value: Any) -> j.StepDone:
         """The journal entry of a result."""
+        if isinstance(value, PendingItem):
+            raise InvalidValue(
+                f"the result of the step {call.id!r} is what write() of a stream has returned, which is no value. The "
+                "item was written, and the step has no result. Do not return what write() returns; in an async step, "
+                "await it"
+            )
         text = encode_value(
             value, call.output, what=f"the result of the step {call.id!r}", max_bytes=self._host.max_bytes
         )
