@@ -125,6 +125,13 @@ HEARTBEATS_OF_STEPS = [
         (HEARTBEATS + "test_a_step_that_the_code_does_not_wait_for_any_more_leaves_no_heartbeat",),
     ),
     Mutant(
+        "a run that is driven again loses the first heartbeat of the new attempt",
+        "workflow/step_heartbeats.py",
+        "        self._ends.pop(step, None)\n",
+        "",
+        (HEARTBEATS + "test_a_worker_that_drives_its_run_again_keeps_the_heartbeat_of_the_new_attempt[sqlite]",),
+    ),
+    Mutant(
         "a silent step goes on",
         "workflow/step_heartbeats.py",
         '        if left > 0:\n            self._later("check", left, self._check)\n',

@@ -418,6 +418,36 @@ def test_a_workflow_that_begins_again_beside_a_running_step_leaves_no_heartbeat_
     played(scenario)
 
 
+def test_a_worker_that_drives_its_run_again_keeps_the_heartbeat_of_the_new_attempt(url, played, engine_on):
+    bodies, last = [], asyncio.Event()
+
+    async def work() -> None:
+        bodies.append(current_step().attempt)
+        await last.wait()
+
+    @workflow
+    async def flow(ctx: Context) -> None:
+        await ctx.step("work", work, heartbeat_timeout=60)
+
+    async def scenario():
+        async with engine_on(url, [flow]) as engine:
+            handle = await engine.start(flow, id="r")
+            await eventually_async(lambda: bodies)
+            engine._worker.drivers["r"].leave("outdated")
+            await eventually_async(lambda: len(bodies) == 2)
+            driver = engine._worker.drivers["r"]
+            await eventually_async(lambda: driver._recorder.under_way is None and not driver._recorder.has_content)
+            run = await record_of(engine)
+            assert [beat.expires_at for beat in run.heartbeats] == [run.due_at]
+            assert run.due_at is not None
+            last.set()
+            await handle.result()
+            assert bodies == [1, 1]
+            assert (await record_of(engine)).heartbeats == ()
+
+    played(scenario)
+
+
 def test_a_process_whose_loop_is_blocked_loses_the_run_and_its_result(tmp_path, played, engine_on):
     """Two engines in two threads, because a blocked event loop must not be that of the test."""
     url, bodies, events, engines = f"sqlite:///{tmp_path}/s.db", [], [], []

@@ -128,8 +128,9 @@ class StepHeartbeats:
     # -- called by attempts -----------------------------------------------------------------------------
 
     def sent(self, step: str) -> None:
-        """A heartbeat of this step may be in the store from now on."""
+        """A heartbeat of this step may be in the store from now on. The next record must not remove its expiry."""
         self._stored.add(step)
+        self._ends.pop(step, None)
 
     def came_late(self, step: str) -> None:
         """A heartbeat that was under way was answered after its attempt was stopped: remove it from the store."""
