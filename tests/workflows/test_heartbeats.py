@@ -365,6 +365,33 @@ def test_a_step_that_the_code_does_not_wait_for_any_more_leaves_no_heartbeat(url
     played(scenario)
 
 
+def test_a_step_that_the_code_gave_up_between_two_attempts_leaves_no_heartbeat(url, played, engine_on):
+    async def failing() -> None:
+        current_step().heartbeat("x")
+        raise ConnectionError
+
+    @workflow
+    async def flow(ctx: Context) -> None:
+        later = Retry(max_attempts=3, initial=3600, max_delay=3600)
+        task = asyncio.ensure_future(ctx.step("failing", failing, retry=later, heartbeat_timeout=30))
+        await ctx.wait_for_signal("give up")
+        task.cancel()
+        await ctx.wait_for_signal("go")
+
+    async def scenario():
+        async with engine_on(url, [flow]) as engine:
+            handle = await engine.start(flow, id="r")
+            while [beat.expires_at for beat in (await record_of(engine)).heartbeats] != [None]:
+                await asyncio.sleep(0.01)
+            await handle.signal("give up")
+            while (await record_of(engine)).heartbeats:
+                await asyncio.sleep(0.01)
+            await handle.signal("go")
+            await handle.result()
+
+    played(scenario)
+
+
 def test_a_workflow_that_begins_again_has_no_details_of_its_earlier_attempt(tmp_path, played, engine_on):
     seen = []
 
