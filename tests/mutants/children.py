@@ -65,14 +65,14 @@ CHILDREN = [
     Mutant(
         "a child that ends with its parent is forgotten by the next generation",
         "workflow/continuing.py",
-        'if child in code.with_policy("cancel")',
+        'if code.policy_of(child) == "cancel"',
         "if False",
         (POLICIES + "test_the_end_of_a_parent_does_this_to_its_children[cancel-completes-cancelled-2]",),
     ),
     Mutant(
         "an abandoned child is cancelled with its parent",
         "workflow/replay.py",
-        'if one not in self.with_policy("abandon")',
+        'if self.policy_of(one) != "abandon"',
         "if one",
         (POLICIES + "test_the_end_of_a_parent_does_this_to_its_children[abandon-stops-running-1]",),
     ),

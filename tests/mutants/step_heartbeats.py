@@ -6,6 +6,7 @@ from .runner import Mutant
 
 SUITE = "tests/stores/test_conformance.py::TestMemory::"
 HEARTBEATS = "tests/workflows/test_heartbeats.py::"
+THREADS = "tests/workflows/test_step_threads.py::"
 
 HEARTBEAT_RULES = [
     Mutant(
@@ -75,6 +76,27 @@ HEARTBEAT_RULES = [
 
 HEARTBEATS_OF_STEPS = [
     Mutant(
+        "the time of a plain step begins before a thread is free",
+        "workflow/step_runner.py",
+        "        await attempt.begun\n",
+        "",
+        (THREADS + "test_the_time_of_a_plain_step_begins_when_a_thread_is_free[memory-timeout]",),
+    ),
+    Mutant(
+        "no heartbeats are sent for a step that waits for a thread",
+        "workflow/step_runner.py",
+        "        heartbeats.wait(attempt.refuse)\n",
+        "",
+        (THREADS + "test_heartbeats_are_sent_for_a_step_that_waits_for_a_thread[sqlite]",),
+    ),
+    Mutant(
+        "the body of an attempt that is over runs when a thread is free",
+        "workflow/step_threads.py",
+        '            self._state = "over"\n        if queued:\n            self.thread.cancel()\n',
+        "",
+        (THREADS + "test_a_plain_step_that_the_code_gave_up_before_a_thread_was_free_is_not_run",),
+    ),
+    Mutant(
         "a step begins before its first heartbeat is stored",
         "workflow/step_runner.py",
         "            heartbeats.begin(partial(self._first_stored, call, heartbeats))\n",
@@ -101,6 +123,13 @@ HEARTBEATS_OF_STEPS = [
         "            self._heartbeats.ended(call.id)\n            _ignore_exception(body)\n",
         "            _ignore_exception(body)\n",
         (HEARTBEATS + "test_a_step_that_the_code_does_not_wait_for_any_more_leaves_no_heartbeat",),
+    ),
+    Mutant(
+        "a run that is driven again loses the first heartbeat of the new attempt",
+        "workflow/step_heartbeats.py",
+        "        self._ends.pop(step, None)\n",
+        "",
+        (HEARTBEATS + "test_a_worker_that_drives_its_run_again_keeps_the_heartbeat_of_the_new_attempt[sqlite]",),
     ),
     Mutant(
         "a silent step goes on",

@@ -124,7 +124,7 @@ WORKFLOWS = [
     Mutant(
         "a cancelled run does not reach its children",
         "workflow/replay.py",
-        '        for child in [one for one in self.living_children if one not in self.with_policy("abandon")]:\n',
+        '        for child in [one for one in self.living_children if self.policy_of(one) != "abandon"]:\n',
         "        for child in ():\n",
         (FLOWS + "test_cancel_ends_children_that_are_not_awaited[memory]",),
     ),

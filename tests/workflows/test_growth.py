@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from functools import partial
 
 import msgspec
 import pytest
@@ -13,8 +14,10 @@ from holdfast import commands as c
 from holdfast.commands import runs as r
 from holdfast.rules.runs.outcomes import Claimed, RunSeen
 from holdfast.rules.runs.record import Park, worker_key
+from holdfast.testing import TestEngine
 from holdfast.testing.builders import ME
 from holdfast.workflow import journal as j
+from holdfast.workflow.replay import Replay
 
 SIZES = (1_000, 10_000) if os.environ.get("HOLDFAST_GROWTH") != "full" else (10_000, 100_000)
 PIECE = 5_000
@@ -121,5 +124,53 @@ def test_a_history_is_read_and_decoded_once_and_no_signal_reads_it_again(url, pl
         driver = engine._worker.drivers.get(run)
         while driver is not None and driver.left is None and driver.length < steps + 1 + "abc".index(word) + 1:
             await asyncio.sleep(0.01)
+
+    played(scenario)
+
+
+@workflow
+async def waits(ctx: Context) -> None:
+    await ctx.sleep(3600)
+
+
+@workflow
+async def has_children(ctx: Context, count: int) -> None:
+    for n in range(count):
+        await ctx.start_child(waits, id=f"{ctx.run_id}.{n}", on_parent_end="abandon" if n % 2 else "cancel")
+    if count:
+        raise ctx.continue_as_new(0)
+    await ctx.sleep(3600)
+
+
+@workflow
+async def waits_for_children(ctx: Context, count: int) -> None:
+    handles = [await ctx.start_child(waits, id=f"{ctx.run_id}.{n}") for n in range(count)]
+    await asyncio.gather(*(handle.result() for handle in handles))
+
+
+@pytest.mark.parametrize("parent", [has_children, waits_for_children])
+def test_the_children_of_a_run_are_listed_as_often_with_many_of_them_as_with_few(parent, played, monkeypatch):
+    listed = []
+
+    def counted(code, *args, list_them=Replay.with_policy):
+        listed.extend([args] if code.run.id == "p" else [])
+        return list_them(code, *args)
+
+    monkeypatch.setattr(Replay, "with_policy", counted)
+    monkeypatch.setattr(Replay, "living_children", property(partial(counted, list_them=Replay.living_children.fget)))
+
+    async def cancelled(count):
+        async with TestEngine([parent, waits]) as engine:
+            handle = await engine.start(parent, count, id="p")
+            await engine.settle()
+            assert (await engine.get(f"p.{count - 1}")).living
+            await handle.cancel("enough")
+            await engine.settle()
+            assert (await handle.info()).status == "cancelled"
+        return len(listed)
+
+    async def scenario():
+        few = await cancelled(4)
+        assert 0 < few == await cancelled(40) - few
 
     played(scenario)

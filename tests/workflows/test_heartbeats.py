@@ -365,6 +365,33 @@ def test_a_step_that_the_code_does_not_wait_for_any_more_leaves_no_heartbeat(url
     played(scenario)
 
 
+def test_a_step_that_the_code_gave_up_between_two_attempts_leaves_no_heartbeat(url, played, engine_on):
+    async def failing() -> None:
+        current_step().heartbeat("x")
+        raise ConnectionError
+
+    @workflow
+    async def flow(ctx: Context) -> None:
+        later = Retry(max_attempts=3, initial=3600, max_delay=3600)
+        task = asyncio.ensure_future(ctx.step("failing", failing, retry=later, heartbeat_timeout=30))
+        await ctx.wait_for_signal("give up")
+        task.cancel()
+        await ctx.wait_for_signal("go")
+
+    async def scenario():
+        async with engine_on(url, [flow]) as engine:
+            handle = await engine.start(flow, id="r")
+            while [beat.expires_at for beat in (await record_of(engine)).heartbeats] != [None]:
+                await asyncio.sleep(0.01)
+            await handle.signal("give up")
+            while (await record_of(engine)).heartbeats:
+                await asyncio.sleep(0.01)
+            await handle.signal("go")
+            await handle.result()
+
+    played(scenario)
+
+
 def test_a_workflow_that_begins_again_has_no_details_of_its_earlier_attempt(tmp_path, played, engine_on):
     seen = []
 
@@ -414,6 +441,36 @@ def test_a_workflow_that_begins_again_beside_a_running_step_leaves_no_heartbeat_
             await handle.signal("end")
             await handle.result()
             assert (await record_of(engine)).claims <= 2
+
+    played(scenario)
+
+
+def test_a_worker_that_drives_its_run_again_keeps_the_heartbeat_of_the_new_attempt(url, played, engine_on):
+    bodies, last = [], asyncio.Event()
+
+    async def work() -> None:
+        bodies.append(current_step().attempt)
+        await last.wait()
+
+    @workflow
+    async def flow(ctx: Context) -> None:
+        await ctx.step("work", work, heartbeat_timeout=60)
+
+    async def scenario():
+        async with engine_on(url, [flow]) as engine:
+            handle = await engine.start(flow, id="r")
+            await eventually_async(lambda: bodies)
+            engine._worker.drivers["r"].leave("outdated")
+            await eventually_async(lambda: len(bodies) == 2)
+            driver = engine._worker.drivers["r"]
+            await eventually_async(lambda: driver._recorder.under_way is None and not driver._recorder.has_content)
+            run = await record_of(engine)
+            assert [beat.expires_at for beat in run.heartbeats] == [run.due_at]
+            assert run.due_at is not None
+            last.set()
+            await handle.result()
+            assert bodies == [1, 1]
+            assert (await record_of(engine)).heartbeats == ()
 
     played(scenario)
 

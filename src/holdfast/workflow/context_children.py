@@ -194,7 +194,7 @@ class ContextChildren:
         try:
             text = await self._code.wait_for_child(id)
         except asyncio.CancelledError:
-            if id not in self._code.with_policy("abandon"):
+            if self._code.policy_of(id) != "abandon":
                 self._code.cancel_child(id)
             raise
         what = f"the result of the run {id!r}"

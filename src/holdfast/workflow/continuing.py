@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Literal
 
 from ..errors import SignalsUnread
-from ..rules.runs.record import Continue, RunEvent
+from ..rules.runs.record import Continue, OnParentEnd, RunEvent
 from . import journal as j
 from .replay_locks import REQUESTS_PER_ATTEMPT
 
@@ -51,12 +51,22 @@ def next_generation(code: Replay, input: str, *, because: Literal["asked", "unre
         because=because,
         signals=signals,
         children=living,
-        abandoned=tuple(child for child in living if child in code.with_policy("abandon")),
-        cancelled=tuple(child for child in living if child in code.with_policy("cancel")),
+        abandoned=tuple(child for child in living if code.policy_of(child) == "abandon"),
+        cancelled=tuple(child for child in living if code.policy_of(child) == "cancel"),
         locks=locks,
         first_lock=first + REQUESTS_PER_ATTEMPT * code.attempt,
     )
     return Continue(input, j.encode_entry(entry), keep, tuple(lock.number for lock in locks))
+
+
+def inherited_children(entry: j.Continued | None) -> dict[str, OnParentEnd]:
+    """The children with which a generation begins, each with its `on_parent_end`."""
+    if entry is None:
+        return {}
+    policies: dict[str, OnParentEnd] = dict.fromkeys(entry.children, "")
+    policies.update(dict.fromkeys(entry.abandoned, "abandon"))
+    policies.update(dict.fromkeys(entry.cancelled, "cancel"))
+    return policies
 
 
 def carried_locks(code: Replay) -> Iterator[j.CarriedLock]:

@@ -292,8 +292,12 @@ class Driver:
 
     def dropped(self, call: StepCall) -> None:
         """The code does not wait for a step any more: stop the step."""
-        if call.running is not None and self.left is None:
+        if self.left is not None:
+            return
+        if call.running is not None:
             call.running.cancel()
+        if call not in self._steps.running:  # between two attempts
+            self._heartbeats.ended(call.id)
 
     def cancel_child(self, id: str, reason: str) -> None:
         """Cancel a child, once. The run does not end before that was answered."""

@@ -24,7 +24,7 @@ from .blocking_code import BlockingCodeWatch
 from .code_streams import CodeStreams
 from .context import Context, Received, SlotWork, StepCall, untaken_signals
 from .context_children import ChildSignal, signal_of
-from .continuing import ContinueAsNew
+from .continuing import ContinueAsNew, inherited_children
 from .definition import ONCE, Workflow, current_context
 from .failures import how_it_ended, step_failed
 from .loop import WorkflowLoop
@@ -161,6 +161,7 @@ class Replay:
         self._ended: dict[str, asyncio.Future[Any]] = {}  # the results of children
         self.taken: dict[str, j.Failure] = {}  # children that could not be started
         self._children: dict[str, NewRun] = {}  # children that are not known to have ended
+        self._inherited: dict[str, OnParentEnd] = {}  # those of earlier generations
         self._stopped: set[str] = set()  # children that were cancelled
         self.replay_locks = ReplayLocks(self)
         self.patches = Patches(self, (), fresh=False)
@@ -173,6 +174,7 @@ class Replay:
         """Begin the code, and deliver its history. The first entry is the input."""
         entries = [j.decode_entry(text) for text in texts[1:]]
         self.continued, self.continuing, self.delivered = j.continued_entry(texts), None, 1
+        self._inherited = inherited_children(self.continued)
         again = [index for index, entry in enumerate(entries) if isinstance(entry, j.BegunAgain)]
         start = again[-1] + 1 if again else 0
         self.attempt = 1 + len(again)
@@ -391,14 +393,12 @@ class Replay:
 
     def with_policy(self, on_parent_end: OnParentEnd) -> frozenset[str]:
         """Those of the living children that were started with this `on_parent_end`."""
-        found = [child for child, new in self._children.items() if new.on_parent_end == on_parent_end]
-        if self.continued is not None and on_parent_end:
-            found += self.continued.abandoned if on_parent_end == "abandon" else self.continued.cancelled
-        return frozenset(found)
+        return frozenset(child for child in self.living_children if self.policy_of(child) == on_parent_end)
 
-    @property
-    def _inherited(self) -> tuple[str, ...]:
-        return () if self.continued is None else self.continued.children
+    def policy_of(self, child: str) -> OnParentEnd:
+        """The `on_parent_end` of a living child."""
+        new = self._children.get(child)
+        return self._inherited.get(child, "") if new is None else new.on_parent_end
 
     def refuse_child(self, id: str, why: HoldfastError) -> None:
         """The child was not started: its id is that of another run, or a limit refused it."""
@@ -666,7 +666,7 @@ class Replay:
         self.cancel_reason = (reason_in(event.payload) or None) if event is not None else None
         self.end_as = "cancelled" if entry.event else "timed_out"
         self.stop_at = entry.at + GRACE
-        for child in [one for one in self.living_children if one not in self.with_policy("abandon")]:
+        for child in [one for one in self.living_children if self.policy_of(one) != "abandon"]:
             self.cancel_child(child, (self.cancel_reason or "") if entry.event else "its timeout has expired")
         if self.root is not None:
             self.root.cancel(self.cancel_reason)

@@ -128,8 +128,9 @@ class StepHeartbeats:
     # -- called by attempts -----------------------------------------------------------------------------
 
     def sent(self, step: str) -> None:
-        """A heartbeat of this step may be in the store from now on."""
+        """A heartbeat of this step may be in the store from now on. The next record must not remove its expiry."""
         self._stored.add(step)
+        self._ends.pop(step, None)
 
     def came_late(self, step: str) -> None:
         """A heartbeat that was under way was answered after its attempt was stopped: remove it from the store."""
@@ -161,6 +162,8 @@ class AttemptHeartbeats:
         self._begun: Stored | None = None
         self._closed: Stored | None = None
         self._silent: Callable[[], None] | None = None
+        self._waiting: Callable[[HoldfastError], None] | None = None  # the body waits for a thread
+        self._waited = False  # for so long that heartbeats were sent meanwhile
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
     def __repr__(self) -> str:
@@ -199,17 +202,30 @@ class AttemptHeartbeats:
         self._begun, self._scheduled = begun, True
         self._send()
 
+    def wait(self, refused: Callable[[HoldfastError], None]) -> None:
+        """The body waits for a thread: send heartbeats for it until it begins, and call `refused` if one is refused."""
+        if self._timeout is not None:
+            self._waiting = refused
+            self._later("wait", self._pause, self._beat_while_waiting)
+
+    def _beat_while_waiting(self) -> None:
+        if self._waiting is not None and not self._why:
+            self._waited = True
+            self.beat_here()
+            self._later("wait", self._pause, self._beat_while_waiting)
+
     def watch(self, silent: Callable[[], None]) -> None:
         """The body begins: call `silent` if it sends no heartbeat for too long."""
         if self._timeout is None:
             return
-        self._silent = silent
-        if elapsed() - self._sent_at > self._pause:  # the store was slow: the body has its whole time from now on
+        self._silent, self._waiting = silent, None
+        # If the store was slow, or no thread was free: the body has its whole time from now on.
+        if self._waited or elapsed() - self._sent_at > self._pause:
             self.beat_here()
         self._check()
 
     def beat_here(self) -> None:
-        """Count the beginning of the body as a heartbeat."""
+        """Count this moment as a heartbeat: the body begins, or waits for a thread."""
         with self._lock:
             self._beaten_at, self._unsent = elapsed(), True
             begins, self._scheduled = not self._scheduled, True
@@ -334,7 +350,10 @@ class AttemptHeartbeats:
     def _refused(self, answer: Outcome | HoldfastError) -> None:
         with self._lock:
             self._why, self._unsent = "refused", False
-        self._stored(answer if isinstance(answer, HoldfastError) else attempt_ended(self._command, "refused"))
+        error = answer if isinstance(answer, HoldfastError) else attempt_ended(self._command, "refused")
+        if self._waiting is not None:
+            self._waiting(error)
+        self._stored(error)
 
 
 def attempt_ended(command: RecordHeartbeat, why: str) -> AttemptEnded:

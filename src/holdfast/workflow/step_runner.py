@@ -1,6 +1,7 @@
 """Runs the bodies of steps, with their timeouts and retries.
 
-An async body runs on the engine's own event loop; any other body runs in a thread. In the body, `current_step()`
+An async body runs on the engine's own event loop; any other body runs in a thread, and its time begins when a thread is
+free. In the body, `current_step()`
 gives the idempotency key of the step. A step that fails is retried according to its `Retry`. Each failed attempt is
 recorded, so that a crash does not reset the count.
 """
@@ -30,6 +31,7 @@ from .failures import failure_of
 from .retrying import next_attempt, policy_of_step
 from .step_heartbeats import AttemptHeartbeats, StepHeartbeats, Stored
 from .step_streams import AttemptStreams, StepStreams
+from .step_threads import ThreadAttempt, without_stop_iteration
 from .stream_writers import PendingItem
 
 Report = Callable[[StepCall, "j.StepDone | j.StepLost | j.Attempted"], None]
@@ -96,14 +98,14 @@ class StepRunner:
             run = _without_exit(body) if call.longest is None else _timed(body, call, heartbeats)
             call.running = self._host.spawn(run, scope)
         else:
-            thread = self._host.in_thread(partial(_unless_cancelled, call, body), scope)
-            self._threads[thread] = call
-            thread.add_done_callback(self._thread_ended)
+            attempt = ThreadAttempt(self._host, body, scope)
+            self._threads[attempt.thread] = call
+            attempt.thread.add_done_callback(self._thread_ended)
             if call.longest is None:
-                call.running = asyncio.shield(thread)  # a thread cannot be cancelled
+                call.running = asyncio.shield(attempt.thread)  # a thread cannot be cancelled
+                call.running.add_done_callback(lambda _: attempt.end())
             else:
-                run = _timed(partial(asyncio.shield, thread), call, heartbeats)
-                call.running = self._host.spawn(run, scope.copy())
+                call.running = self._host.spawn(_timed_thread(attempt, call, heartbeats), scope.copy())
         call.running.add_done_callback(partial(self._ended, call))
 
     def transact(self, call: StepCall, record: RecordRun, done: Callable[[StepCall, TransactionResult], None]) -> None:
@@ -113,7 +115,7 @@ class StepRunner:
         entries: list[j.StepDone] = []
 
         def work(connection: Any) -> RecordRun:
-            entry = self.done(call, _in_thread(partial(self._host.body_of(call), connection, *call.args)))
+            entry = self.done(call, without_stop_iteration(partial(self._host.body_of(call), connection, *call.args)))
             entries[:] = [entry]
             return msgspec.structs.replace(record, entries=(j.encode_entry(entry),))
 
@@ -253,20 +255,6 @@ def is_async(function: Any) -> bool:
     return bool(code is not None and code.co_flags & inspect.CO_COROUTINE) or inspect.iscoroutinefunction(function)
 
 
-def _unless_cancelled(call: StepCall, body: Callable[[], Any]) -> Any:
-    """Run a body in a thread, unless its step was cancelled before a thread was free."""
-    if call.running is not None and call.running.cancelled():
-        return None
-    return _in_thread(body)
-
-
-def _in_thread(body: Callable[[], Any]) -> Any:
-    try:
-        return body()
-    except StopIteration as error:  # a future cannot have this exception
-        raise RuntimeError(f"the step raised {error!r}") from error
-
-
 async def _without_exit(body: Callable[[], Awaitable[Any]]) -> Any:
     """Convert `SystemExit` of a step into a failure, as it is in a thread: a step must not end the process."""
     try:
@@ -289,6 +277,16 @@ async def _timed(body: Callable[[], Awaitable[Any]], call: StepCall, heartbeats:
         if limit.expired():
             raise StepTimeout(f"the step {call.id!r} took longer than {call.timeout:g} s") from error
         raise
+
+
+async def _timed_thread(attempt: ThreadAttempt, call: StepCall, heartbeats: AttemptHeartbeats) -> Any:
+    """Wait for a thread without counting that time, and then for the body."""
+    try:
+        heartbeats.wait(attempt.refuse)
+        await attempt.begun
+        return await _timed(partial(asyncio.shield, attempt.thread), call, heartbeats)
+    finally:
+        attempt.end()
 
 
 def _expire(timeout: asyncio.Timeout, now: float) -> None:
