@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypedDict
 
 from ..commands.runs import PostEvent
-from ..errors import HoldfastError, StoreUnavailable
+from ..errors import HoldfastError, RecordUnreadable, StoreUnavailable
 from ..rules.lock_outcomes import Outcome
 from ..rules.runs.outcomes import RunRefused
 from ..rules.runs.record import RunEvent, generation_id, parent_of
@@ -87,6 +87,9 @@ class ChildSignals:
             if isinstance(answer, StoreUnavailable):
                 self._host.emit("record_failed", run=code.run.id, error=str(answer))
                 self._host.later(RETRY_SECONDS, lambda: self._send(call, answered))
+            elif isinstance(answer, RecordUnreadable):  # no later attempt would succeed
+                why = f"the record of the child {signal.child!r} cannot be read: {answer}"
+                self._end(call, answered, {"status": "", "why": why})
             elif isinstance(answer, HoldfastError):
                 self._refused(answer)
             elif isinstance(answer, RunRefused):
