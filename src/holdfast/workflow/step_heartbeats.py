@@ -252,7 +252,7 @@ class AttemptHeartbeats:
         self._timers.clear()
 
     def close(self, closed: Stored, *, send: bool) -> None:
-        """Take nothing more; with `send`, store what is not stored yet. Then call `closed`."""
+        """Accept no further heartbeats; with `send`, store what is not stored yet. Then call `closed`, once."""
         self._cancel_timers()
         with self._lock:
             refused = self._why == "refused"
@@ -261,13 +261,13 @@ class AttemptHeartbeats:
             closed(attempt_ended(self._command, "refused"))
             return
         self._unsent = self._unsent and self._fresh and send
-        self._closed, self._sends_rest = closed, send
-        if self._under_way:
-            return
-        if self._unsent:
-            self._send()
-        else:
+        self._sends_rest = send
+        if not self._under_way and not self._unsent:
             closed(None)
+            return
+        self._closed = closed
+        if not self._under_way:
+            self._send()
 
     def abort(self, why: str) -> None:
         """Take nothing more, and send nothing more."""
@@ -340,12 +340,14 @@ class AttemptHeartbeats:
             begun(error)
         with self._lock:
             self._scheduled = more = self._unsent
-        if self._closed is not None and not (more and error is None):
-            self._closed(error)
-        elif more and self._closed is not None:
+        if self._closed is None:
+            if more:
+                self._send_when_due()
+        elif more and error is None:
             self._send()
-        elif more:
-            self._send_when_due()
+        else:
+            closed, self._closed = self._closed, None
+            closed(error)
 
     def _refused(self, answer: Outcome | HoldfastError) -> None:
         with self._lock:
