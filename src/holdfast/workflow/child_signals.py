@@ -16,14 +16,11 @@ from ..rules.lock_outcomes import Outcome
 from ..rules.runs.outcomes import RunRefused
 from ..rules.runs.record import RunEvent, generation_id, parent_of
 from .context_children import signal_of
-from .driver_host import DriverHost
+from .driver_host import RETRY_SECONDS, DriverHost
 
 if TYPE_CHECKING:
     from .context import StepCall
     from .replay import Replay
-
-RETRY_SECONDS = 0.2
-"""Seconds until a signal is sent again after the store could not be reached."""
 
 
 class ChildEnd(TypedDict):

@@ -23,13 +23,10 @@ from ..runtime.flows import Flow, send
 from .attempts import first_that_differs, same_but_for_attempts
 from .child_signals import ChildEnd, ChildSignals
 from .context import StepCall
-from .driver_host import DriverHost, EarlierAttempts, Reclaimed
+from .driver_host import RETRY_SECONDS, DriverHost, EarlierAttempts, Reclaimed
 from .queries import RunQueries
 from .recorder import Barrier
 from .replay import Replay
-
-RETRY_SECONDS = 0.2
-"""Seconds until a command about a child is sent again after the store could not be reached."""
 
 _log = logging.getLogger("holdfast.workflow")
 

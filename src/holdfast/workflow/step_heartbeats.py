@@ -26,7 +26,7 @@ from ..rules.runs.record import Run
 from ..runtime.codec import decode_value, encode_value
 from ..validation import MICROSECONDS
 from .context import StepCall
-from .driver_host import DriverHost
+from .driver_host import RETRY_SECONDS, DriverHost
 
 MAX_DETAILS = 16_384
 """Bytes of the details of a heartbeat, at most: all details of a run are in its record."""
@@ -34,8 +34,6 @@ SENT_PER_TIMEOUT = 4
 """How many heartbeats of a step are sent within its `heartbeat_timeout`, at most."""
 PAUSE = 10.0
 """Seconds between two heartbeats that are sent of a step without `heartbeat_timeout`."""
-RETRY_SECONDS = 0.2
-"""Seconds until a heartbeat is sent again after the store could not be reached."""
 LONGEST_MARGIN = 1.0
 """How many seconds longer than this process the store waits for a heartbeat, at most; a quarter of short timeouts."""
 ADVICE = "give its type, heartbeat(details, type=...)"
