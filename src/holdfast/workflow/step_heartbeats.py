@@ -1,10 +1,10 @@
 """The heartbeats of the running steps of one run: what bodies report, sent to the store now and then.
 
-A body may call `heartbeat` as often as it likes; the first call is sent at once, further ones at most every quarter of
-`heartbeat_timeout`. A step with a `heartbeat_timeout` begins when its first heartbeat is stored, so that a process that
-hangs at once is noticed too. The store waits a little longer for a heartbeat than this process does, so that a silent
-step is normally ended here, and only the run of a process that hangs is taken over. Nothing is sent after a driver has
-left its run.
+A body may call `heartbeat` as often as it likes; without a `heartbeat_timeout`, the first call is sent at once, and
+further ones every ten seconds. A step with a `heartbeat_timeout` begins when its first heartbeat is stored, so that a
+process that hangs at once is noticed too; calls are sent at most every quarter of the timeout after that. The store
+waits a little longer for a heartbeat than this process does, so that a silent step is normally ended here, and only the
+run of a process that hangs is taken over. Nothing is sent after a driver has left its run.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class StepHeartbeats:
         return found
 
     def close(self, call: StepCall, then: Stored, *, failed: bool) -> None:
-        """An attempt has ended: nothing more is taken. `then` is called when nothing is under way; perhaps now.
+        """An attempt has ended: accept no further heartbeats. `then` is called when nothing is under way; perhaps now.
 
         If it has failed, its last heartbeat is stored first: the next attempt may be in another process.
         """
@@ -80,7 +80,7 @@ class StepHeartbeats:
         attempt.close(closed, send=failed)
 
     def stop(self) -> None:
-        """All attempts have ended, because the code of the run has: take nothing more, and send nothing more."""
+        """All attempts have ended, because the code of the run has. Accept no further heartbeats and send none."""
         self._abort("over")
 
     def leave(self) -> None:
@@ -268,7 +268,7 @@ class AttemptHeartbeats:
             self._send()
 
     def abort(self, why: str) -> None:
-        """Take nothing more, and send nothing more."""
+        """Accept no further heartbeats and send none."""
         self._cancel_timers()
         with self._lock:
             self._why, self._aborted = self._why or why, True

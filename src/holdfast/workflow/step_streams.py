@@ -155,7 +155,7 @@ class AttemptStreams:
             buffer.close(refused_error(self._run.id, self._step, name, "over"), one_closed)
 
     def abort(self) -> None:
-        """Take nothing more, and send nothing more."""
+        """Accept no further items and send none."""
         self.end()
         for name, buffer in list(self._buffers.items()):
             buffer.abort(refused_error(self._run.id, self._step, name, "left"))
@@ -220,7 +220,7 @@ class StreamBuffer:
             self._send()
 
     def abort(self, error: HoldfastError) -> None:
-        """Take nothing more, and send nothing more."""
+        """Accept no further items and send none."""
         with self._lock:
             self._error, self._aborted = error, True
             self._items.clear()
