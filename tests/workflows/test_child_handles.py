@@ -315,12 +315,32 @@ def test_a_child_whose_record_is_damaged_does_not_keep_a_parent_that_cancels_it(
     played(scenario)
 
 
-async def started(engine, run):
+def test_a_parked_run_with_a_damaged_child_continues(tmp_path, played, engine_on):
+    @workflow
+    async def parent(ctx: Context) -> str:
+        child = await ctx.start_child(sleeper)
+        await ctx.wait_for_signal("go")
+        await child.cancel()
+        return "done"
+
+    async def scenario():
+        async with engine_on(f"sqlite:///{tmp_path}/s.db", [parent, sleeper], park_after=0.05) as engine:
+            handle = await engine.start(parent, id="p")
+            await until_status(engine, "p", "suspended")
+            await started(engine, "p/sleeper", "suspended")
+            damage_children(tmp_path)
+            await handle.signal("go")
+            assert await handle.result(20) == "done"
+
+    played(scenario)
+
+
+async def started(engine, run, status="running"):
     async def is_there():
         return bool((await engine.list(prefix=run)).runs)
 
     await eventually_async(is_there)
-    await until_status(engine, run, "running")
+    await until_status(engine, run, status)
 
 
 def damage_children(tmp_path):
