@@ -456,7 +456,7 @@ class StreamWriteRefused(HoldfastError):
 
 
 class AttemptEnded(HoldfastError):
-    """The attempt of the step has ended, or another worker drives the run. Its result will not be recorded."""
+    """This attempt of the step has ended, or another worker drives the run. The heartbeat was not stored."""
 
     def __init__(self, message: str | None = None, *, run_id: str = "", step: str = "") -> None:
         super().__init__(message)

@@ -121,7 +121,7 @@ EVENTS: dict[str, Kind] = {
     ),
     "code_blocking": Kind(
         "warning",
-        "workflow code has blocked its event loop for more than a second, at this line: it belongs into a step",
+        "workflow code has blocked its event loop for more than a second, at this line: move it into a step",
         ("run", "workflow", "seconds", "line"),
     ),
     "signals_unread": Kind(

@@ -571,8 +571,8 @@ def test_show_lists_current_and_former_locks_of_a_run(url):
     asyncio.run(begun())
     shown = holdfast("runs", "show", "r", "--url", url).stdout
     assert "has the lock workflow/locking/second" in shown
-    assert "given     workflow/locking/first" in shown
-    assert "lock      workflow/locking/first  token …" in shown
+    assert "lock released  workflow/locking/first" in shown
+    assert "lock           workflow/locking/first  token …" in shown
     assert answer(holdfast("runs", "show", "r", "--json", "--url", url))["locks"] == ["workflow/locking/second"]
 
 

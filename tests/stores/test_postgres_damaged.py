@@ -10,7 +10,7 @@ from holdfast import commands as c
 from holdfast.commands import runs as r
 from holdfast.errors import RecordUnreadable
 from holdfast.rules.runs.limits import WorkflowLimits
-from holdfast.rules.runs.outcomes import Claimed
+from holdfast.rules.runs.outcomes import Claimed, Recorded
 from holdfast.rules.runs.record import NewRun, RunEvent
 from holdfast.testing.builders import acquire
 from stores.runs_asking import add_worker
@@ -115,3 +115,22 @@ def test_reading_a_damaged_run_that_is_locked_fails_alone(connection, admin, url
         post = r.PostEvent(run="a", event=RunEvent(kind="signal", name="x"))
         for outcome in connection.execute([post, r.ReadRun(run="a", history=False)]):
             assert isinstance(outcome.error, RecordUnreadable)
+
+
+def test_a_damaged_child_whose_start_is_requested_again_does_not_keep_its_parent_from_recording(connection, admin):
+    start(connection, "p")
+    (outcome,) = connection.execute([r.ClaimRuns(worker="w.1", types=(("order", "order"),), limit=1)])
+    fence = outcome.claims[0].run.fence
+    children = tuple(NewRun(id=id, type="order", input="1", request=id, parent="p", root="p") for id in ("a1", "c"))
+    for at in (1, 2):
+        record = r.RecordRun(
+            run="p", fence=fence, at=at, request=f"q{at}", entries=("{}",), seen=0, then=None, children=children
+        )
+        for _ in range(2):  # it is sent again
+            (outcome,) = connection.execute([record])
+            assert isinstance(outcome, Recorded), outcome
+            assert (outcome.taken, outcome.limited) == ((), {})
+        admin.execute(DAMAGE["rest"], {"runs": ["a1"]})
+    (damaged, sound) = connection.execute([r.ReadRun(run="a1"), r.ReadRun(run="c")])
+    assert isinstance(damaged.error, RecordUnreadable)
+    assert sound.claim.run.parent == "p"

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.commands import runs as r
 from holdfast.errors import RecordUnreadable
-from holdfast.rules.runs.outcomes import Claimed
+from holdfast.rules.runs.outcomes import Claimed, Recorded
 from holdfast.rules.runs.record import NewRun, RunEvent
 from stores.runs_asking import add_worker
 
@@ -74,3 +74,22 @@ def test_a_damaged_worker_record_does_not_affect_other_workers(connection, damag
     (posted,) = connection.execute([r.PostEvent(run="a", event=RunEvent(kind="signal", name="x"))])
     assert posted.number == 1
     assert claimed(connection, 10) == ["a"]
+
+
+def test_a_damaged_child_whose_start_is_requested_again_does_not_keep_its_parent_from_recording(connection, damage):
+    start(connection, "p")
+    (outcome,) = connection.execute([r.ClaimRuns(worker="w.1", types=(("order", "order"),), limit=1)])
+    fence = outcome.claims[0].run.fence
+    children = tuple(NewRun(id=id, type="order", input="1", request=id, parent="p", root="p") for id in ("a1", "c"))
+    for at in (1, 2):
+        record = r.RecordRun(
+            run="p", fence=fence, at=at, request=f"q{at}", entries=("{}",), seen=0, then=None, children=children
+        )
+        for _ in range(2):  # it is sent again
+            (outcome,) = connection.execute([record])
+            assert isinstance(outcome, Recorded), outcome
+            assert (outcome.taken, outcome.limited) == ((), {})
+        damage(DAMAGE["run"])
+    (damaged, sound) = connection.execute([r.ReadRun(run="a1"), r.ReadRun(run="c")])
+    assert isinstance(damaged.error, RecordUnreadable)
+    assert sound.claim.run.parent == "p"

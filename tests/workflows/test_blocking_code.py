@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import sys
 import threading
 import time
 
@@ -49,6 +50,54 @@ def test_a_line_that_blocks_the_event_loop_is_named_once(played, caplog, monkeyp
     first = inspect.getsourcelines(wait_for_the_warning)[1] + 1
     assert event.fields["line"] == f"{__file__}:{first} in wait_for_the_warning"
     assert event.fields["seconds"] >= 0.2
+
+
+def test_code_that_lets_no_other_thread_run_is_reported_when_it_ends(played, monkeypatch, caplog):
+    monkeypatch.setattr(blocking_code, "LONGEST_TURN", 0.1)
+    monkeypatch.setattr(blocking_code, "LOOK_EVERY", 0.02)
+
+    @workflow
+    async def flow(ctx, _none: None) -> None:
+        before = sys.getswitchinterval()
+        sys.setswitchinterval(60)  # as a long match of a regular expression, which never releases the GIL
+        try:
+            until = time.monotonic() + 0.3
+            while time.monotonic() < until:
+                pass
+            await ctx.sleep(0.001)
+        finally:
+            sys.setswitchinterval(before)
+
+    (event,) = events_of(played, flow)
+    assert "did not let other threads run" in event.fields["line"]
+    assert event.fields["seconds"] >= 0.3
+    assert "at a line that is not known" in caplog.text
+
+
+def test_an_engine_ends_although_a_sink_of_events_does_not_return(played, monkeypatch):
+    monkeypatch.setattr(blocking_code, "LONGEST_TURN", 0.1)
+    monkeypatch.setattr(blocking_code, "LOOK_EVERY", 0.02)
+    in_sink, leave = threading.Event(), threading.Event()
+
+    def sink(event):
+        if event.name == "code_blocking":
+            in_sink.set()
+            leave.wait(60)
+
+    @workflow
+    async def flow(ctx, _none: None) -> None:
+        in_sink.wait(20)
+
+    async def scenario():
+        async with Engine("memory://", workflows=[flow]) as engine:
+            engine.events.subscribe(sink)
+            await (await engine.start(flow)).result(timeout=20)
+
+    try:
+        played(scenario)
+        assert in_sink.is_set()
+    finally:
+        leave.set()
 
 
 def test_a_step_that_blocks_its_thread_is_not_named(played, monkeypatch):

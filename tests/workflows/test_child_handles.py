@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+from contextlib import closing
 
 import pytest
 from waiting import eventually_async, until_status
@@ -265,3 +267,82 @@ def test_each_generation_sends_its_signals_to_a_child_that_it_starts_again(url, 
             assert [key for _, _, key in await events(engine, "p~2/reader")] == ["signal/p~2:signal#reader.said"]
 
     played(scenario)
+
+
+def test_a_child_whose_record_is_damaged_is_not_signalled_and_does_not_keep_its_parent(tmp_path, played, engine_on):
+    @workflow
+    async def parent(ctx: Context) -> str:
+        child = await ctx.start_child(sleeper)
+        await ctx.wait_for_signal("go")
+        try:
+            await child.signal("said", "a")
+        except RunEnded as error:
+            return str(error)
+        return "sent"
+
+    async def scenario():
+        async with engine_on(f"sqlite:///{tmp_path}/s.db", [parent, sleeper]) as engine:
+            handle = await engine.start(parent, id="p")
+            await started(engine, "p/sleeper")
+            damage_children(tmp_path)
+            await handle.signal("go")
+            answer = await handle.result(20)
+            assert answer.startswith("the record of the child 'p/sleeper' cannot be read: a stored run cannot be read")
+            assert answer.endswith("The signal 'said' was not sent.")
+
+    played(scenario)
+
+
+@pytest.mark.parametrize("by_its_handle", [True, False])
+def test_a_child_whose_record_is_damaged_does_not_keep_a_parent_that_cancels_it(
+    tmp_path, played, engine_on, caplog, by_its_handle
+):
+    @workflow
+    async def parent(ctx: Context) -> None:
+        child = await ctx.start_child(sleeper)
+        await ctx.wait_for_signal("go")
+        await child.cancel()
+
+    async def scenario():
+        async with engine_on(f"sqlite:///{tmp_path}/s.db", [parent, sleeper]) as engine:
+            handle = await engine.start(parent, id="p")
+            await started(engine, "p/sleeper")
+            damage_children(tmp_path)
+            await (handle.signal("go") if by_its_handle else handle.cancel())
+            await until_status(engine, "p", "completed" if by_its_handle else "cancelled")
+            assert "the child p/sleeper of the run p was not cancelled: a stored run cannot be read" in caplog.text
+
+    played(scenario)
+
+
+def test_a_parked_run_with_a_damaged_child_continues(tmp_path, played, engine_on):
+    @workflow
+    async def parent(ctx: Context) -> str:
+        child = await ctx.start_child(sleeper)
+        await ctx.wait_for_signal("go")
+        await child.cancel()
+        return "done"
+
+    async def scenario():
+        async with engine_on(f"sqlite:///{tmp_path}/s.db", [parent, sleeper], park_after=0.05) as engine:
+            handle = await engine.start(parent, id="p")
+            await until_status(engine, "p", "suspended")
+            await started(engine, "p/sleeper", "suspended")
+            damage_children(tmp_path)
+            await handle.signal("go")
+            assert await handle.result(20) == "done"
+
+    played(scenario)
+
+
+async def started(engine, run, status="running"):
+    async def is_there():
+        return bool((await engine.list(prefix=run)).runs)
+
+    await eventually_async(is_there)
+    await until_status(engine, run, status)
+
+
+def damage_children(tmp_path):
+    with closing(sqlite3.connect(tmp_path / "s.db")) as db, db:
+        db.execute("UPDATE runs SET record = '{' WHERE id LIKE 'p/%'")

@@ -77,6 +77,21 @@ def test_a_replay_with_the_same_fingerprint_continues(played, engine_on, tmp_pat
     assert outcome_of(played, engine_on, url, reading("a", how=how), reading("a", how=how)) == "completed"
 
 
+def test_a_fingerprint_for_a_step_that_had_none_is_accepted_and_no_removal_of_one(played, engine_on, tmp_path):
+    def reads(**options):
+        @workflow(name="read")
+        async def read(ctx, _none: None) -> str:
+            found = await ctx.step("index", index.function, Document("a"), page=1, **options)
+            await ctx.wait_for_signal("go")
+            return found
+
+        return read
+
+    without, with_one = reads(), reads(fingerprint="a")
+    assert outcome_of(played, engine_on, f"sqlite:///{tmp_path}/a.db", without, with_one) == "completed"
+    assert outcome_of(played, engine_on, f"sqlite:///{tmp_path}/b.db", with_one, without) == "blocked"
+
+
 def test_options_of_the_step_are_given_to_the_fingerprint(played, engine_on, tmp_path):
     url = f"sqlite:///{tmp_path}/a.db"
     assert outcome_of(played, engine_on, url, reading("a", page=1), reading("a", page=2)) == "blocked"

@@ -21,6 +21,7 @@ from holdfast.rules.runs.record import worker_key
 from holdfast.testing import TestEngine
 from holdfast.testing.faults import planned
 from holdfast.workflow.step_heartbeats import MAX_DETAILS
+from holdfast.workflow.step_runner import StepRunner
 
 SOON = Retry(max_attempts=3, initial=0.001)
 
@@ -390,6 +391,40 @@ def test_a_step_that_the_code_gave_up_between_two_attempts_leaves_no_heartbeat(u
             await handle.result()
 
     played(scenario)
+
+
+def test_an_attempt_that_ends_when_its_first_heartbeat_is_stored_ends_once(tmp_path, played, engine_on, monkeypatch):
+    ended, bodies = [], []
+    report = StepRunner._stored
+
+    def counted(runner, call, *args):
+        ended.append((call.id, call.attempts))
+        report(runner, call, *args)
+
+    monkeypatch.setattr(StepRunner, "_stored", counted)
+
+    @workflow
+    async def flow(ctx: Context) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await ctx.step("work", bodies.append, 1, heartbeat_timeout=30)
+        await ctx.wait_for_signal("go")
+
+    async def scenario(plan):
+        async with engine_on(f"sqlite:///{tmp_path}/s.db", [flow]) as engine:
+            plan.refuse = RecordHeartbeat
+            handle = await engine.start(flow, id="r")
+            while "timer" not in [entry.kind for entry in await engine.history("r")]:
+                await asyncio.sleep(0.01)
+            plan.refuse = None
+            await eventually_async(lambda: ended)
+            await handle.signal("go")
+            await handle.result()
+            assert (ended, bodies) == ([("work", 1)], [])
+            assert (await record_of(engine)).heartbeats == ()
+
+    with planned() as plan:
+        played(scenario, plan)
 
 
 def test_a_workflow_that_begins_again_has_no_details_of_its_earlier_attempt(tmp_path, played, engine_on):

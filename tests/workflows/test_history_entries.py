@@ -44,7 +44,7 @@ def short(entries):
 KEY = "workflow/everything/printer"
 WANTED = [
     (1, "attempt", "charge", 1), (2, "step", "charge", 2), (3, "failed", "broken", 1), (4, "timer", "1", None),
-    (5, "lock", KEY, None), (6, "child", "r/child", None), (7, "given", KEY, None),
+    (5, "lock", KEY, None), (6, "child", "r/child", None), (7, "lock released", KEY, None),
     (8, "signal", "go", None),
 ]  # fmt: skip
 

@@ -314,10 +314,11 @@ def _show_generation(info: RunInfo) -> None:
 
 def _show_history(history: list[dict[str, Any]]) -> None:
     print_line("  history:" if history else "  history: no entries yet")
+    width = max((len(entry["kind"]) for entry in history), default=0)
     for entry in history:
         value = entry["value"]
         if entry["kind"] == "lock":
             text = f"  token {format_token(value['token'])}"
         else:
             text = "" if value is None else f"  {_short(json.dumps(value, ensure_ascii=False))}"
-        print_line(f"    {format_time(entry['at'])}  {entry['kind']:<8}  {entry['name']}{text}".rstrip())
+        print_line(f"    {format_time(entry['at'])}  {entry['kind']:<{max(8, width)}}  {entry['name']}{text}".rstrip())

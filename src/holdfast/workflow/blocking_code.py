@@ -2,7 +2,8 @@
 
 Workflow code runs in callbacks of the engine's event loop, so code that computes for long, or calls something that
 blocks, delays every other run of its engine. One thread of each engine looks at the code that is running, a few times
-a second. It sleeps while no workflow code runs.
+a second. It sleeps while no workflow code runs. Code that does not let other threads run is found when it ends, without
+its line.
 """
 
 from __future__ import annotations
@@ -23,12 +24,15 @@ LOOK_EVERY = 0.25
 """Seconds between two looks while workflow code runs."""
 QUIET_LOOKS = 20
 """After so many looks in a row at which no code has run since the last one, the thread sleeps."""
+STOP_SECONDS = 1.0
+"""Seconds to wait for the end of the thread, at most: it may be in a sink of an event that never returns."""
+NO_LINE = "a line that is not known: the code did not let other threads run, or it ended just then"
 _OWN = str(Path(__file__).parent.parent)
 _PACKAGES = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib")})
 _PYTHON = sysconfig.get_path("stdlib")
 
 Warn = Callable[[float, str], None]
-"""Called with the seconds so far and the line; from the thread that looks."""
+"""Called with the seconds so far and the line; from the thread that looks, or at the end of the code from its own."""
 
 
 class RunningCode:
@@ -47,6 +51,7 @@ class BlockingCodeWatch:
     def __init__(self) -> None:
         self._turn: RunningCode | None = None  # an engine runs all workflow code in one thread, one turn at a time
         self._count = 0  # turns that have begun
+        self._lock = threading.Lock()  # for `warned`
         self._running, self._stopped = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -56,11 +61,11 @@ class BlockingCodeWatch:
         start_thread(self._thread)
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop the thread."""
         self._stopped.set()
         self._running.set()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(STOP_SECONDS)  # a daemon
 
     def begin(self, warn: Warn) -> None:
         """Workflow code begins to run in this thread."""
@@ -71,7 +76,15 @@ class BlockingCodeWatch:
 
     def end(self) -> None:
         """The code waits now, or has ended."""
-        self._turn = None
+        turn, self._turn = self._turn, None
+        if turn is not None and (lasted := time.monotonic() - turn.began) >= LONGEST_TURN and self._first(turn):
+            turn.warn(lasted, NO_LINE)
+
+    def _first(self, turn: RunningCode) -> bool:
+        """Whether there was no warning about this turn until now."""
+        with self._lock:
+            warned, turn.warned = turn.warned, True
+            return not warned
 
     def _look_forever(self) -> None:
         quiet, seen = 0, -1
@@ -92,8 +105,7 @@ class BlockingCodeWatch:
         if lasted < LONGEST_TURN or turn.warned:
             return
         place = line_of(sys._current_frames().get(turn.thread))  # noqa: SLF001
-        if self._turn is turn:  # otherwise the frame is that of other code
-            turn.warned = True
+        if self._turn is turn and self._first(turn):  # otherwise the frame is that of other code
             turn.warn(lasted, place)
 
 

@@ -11,19 +11,16 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypedDict
 
 from ..commands.runs import PostEvent
-from ..errors import HoldfastError, StoreUnavailable
+from ..errors import HoldfastError, RecordUnreadable, StoreUnavailable
 from ..rules.lock_outcomes import Outcome
 from ..rules.runs.outcomes import RunRefused
 from ..rules.runs.record import RunEvent, generation_id, parent_of
 from .context_children import signal_of
-from .driver_host import DriverHost
+from .driver_host import RETRY_SECONDS, DriverHost
 
 if TYPE_CHECKING:
     from .context import StepCall
     from .replay import Replay
-
-RETRY_SECONDS = 0.2
-"""Seconds until a signal is sent again after the store could not be reached."""
 
 
 class ChildEnd(TypedDict):
@@ -87,6 +84,9 @@ class ChildSignals:
             if isinstance(answer, StoreUnavailable):
                 self._host.emit("record_failed", run=code.run.id, error=str(answer))
                 self._host.later(RETRY_SECONDS, lambda: self._send(call, answered))
+            elif isinstance(answer, RecordUnreadable):  # no later attempt would succeed
+                why = f"the record of the child {signal.child!r} cannot be read: {answer}"
+                self._end(call, answered, {"status": "", "why": why})
             elif isinstance(answer, HoldfastError):
                 self._refused(answer)
             elif isinstance(answer, RunRefused):

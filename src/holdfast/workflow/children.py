@@ -8,11 +8,12 @@ if that run was the same code in another attempt.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 
 from ..commands.runs import PostEvent, ReadRun
-from ..errors import HoldfastError, RunExists, RunLocked, StoreUnavailable, WorkflowLimitExceeded
+from ..errors import HoldfastError, RecordUnreadable, RunExists, RunLocked, StoreUnavailable, WorkflowLimitExceeded
 from ..rules.lock_outcomes import Outcome
 from ..rules.runs.cancel_reasons import cancel_payload, parent_reason
 from ..rules.runs.outcomes import Posted, RunRefused, RunSeen
@@ -22,13 +23,12 @@ from ..runtime.flows import Flow, send
 from .attempts import first_that_differs, same_but_for_attempts
 from .child_signals import ChildEnd, ChildSignals
 from .context import StepCall
-from .driver_host import DriverHost, EarlierAttempts, Reclaimed
+from .driver_host import RETRY_SECONDS, DriverHost, EarlierAttempts, Reclaimed
 from .queries import RunQueries
 from .recorder import Barrier
 from .replay import Replay
 
-RETRY_SECONDS = 0.2
-"""Seconds until a command about a child is sent again after the store could not be reached."""
+_log = logging.getLogger("holdfast.workflow")
 
 
 class Children:
@@ -108,7 +108,9 @@ class Children:
                 self._host.emit("record_failed", run=run, error=str(answer))
                 self._host.later(RETRY_SECONDS, lambda: self._cancel(child, payload))
                 return
-            if isinstance(answer, HoldfastError):
+            if isinstance(answer, RecordUnreadable):  # no later attempt would succeed: the run does not wait for it
+                _log.error("the child %s of the run %s was not cancelled: %s", child, run, str(answer))
+            elif isinstance(answer, HoldfastError):
                 self._refused(answer)
                 return
             if isinstance(answer, RunRefused) or (isinstance(answer, Posted) and not answer.run.living):

@@ -158,8 +158,8 @@ class Workflow(Generic[I, O]):
     ) -> None:
         if not inspect.iscoroutinefunction(function):
             raise InvalidWorkflow(
-                f"{_called(function)} must be `async def`: a workflow waits for its steps with `await`. What blocks "
-                "belongs into a step, which may be a plain function."
+                f"{_called(function)} must be `async def`: a workflow waits for its steps with `await`. If code "
+                "blocks, move it into a step, which may be a plain function."
             )
         parameters = [
             parameter

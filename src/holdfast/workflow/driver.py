@@ -40,14 +40,14 @@ from .context import SlotWork, StepCall
 from .context_children import ChildSignal
 from .continuing import continues, may_continue, next_generation, unread_error, unread_signals
 from .definition import Workflow
-from .driver_host import DriverHost
+from .driver_host import RETRY_SECONDS, DriverHost
 from .driver_locks import DriverLocks, MakeEntry
 from .driver_state import DriverState
 from .failures import failure_of, refusal_in
 from .limits import exceeded
 from .pause import Pause, pause_of
 from .queries import RESTART
-from .recorder import RETRY_SECONDS, Barrier, Recorder
+from .recorder import Barrier, Recorder
 from .replay import LOCK_EVENTS, Replay
 from .retrying import next_attempt
 from .step_heartbeats import StepHeartbeats

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from .driver import Driver
     from .driver_state import SlotTurns
 
+RETRY_SECONDS = 0.2
+"""Seconds until a command is sent again after the store could not be reached, or whose outcome is unknown."""
+
 Answer = Callable[[Outcome | HoldfastError], None]
 Reclaimed = Literal["absent", "ready"]
 """Whether a child that an earlier attempt may have started must be started, or exists for this attempt."""

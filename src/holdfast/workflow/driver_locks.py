@@ -20,11 +20,8 @@ from ..rules.runs.lock_requests import LockAnswer, LockRequest, attempt_of
 from ..rules.runs.record import Run, RunEvent
 from ..runtime.grant import LocalGrant
 from . import journal as j
-from .driver_host import DriverHost
+from .driver_host import RETRY_SECONDS, DriverHost
 from .replay_locks import PendingLock, ReplayLocks
-
-RETRY_SECONDS = 0.2
-"""Seconds until a renewal or a request is sent again whose outcome is unknown."""
 
 _KINDS = {
     "mutex": "a mutex",

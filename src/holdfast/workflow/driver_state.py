@@ -22,10 +22,8 @@ from ..rules.slot import Address, Conflict, SlotSeen, Swap
 from ..state.pending_writes import PendingValue
 from . import journal as j
 from .context import SlotWork, StepCall
-from .driver_host import DriverHost
+from .driver_host import RETRY_SECONDS, DriverHost
 from .step_runner import StepRunner, TransactionResult
-
-RETRY_SECONDS = 0.2
 
 Turn = Callable[[PendingValue | None], None]
 

@@ -23,8 +23,8 @@ from .queries import RunQueries
 
 EntryKind = Literal[
     "begun", "step", "failed", "attempt", "timer", "signal", "update", "approval", "unread", "replied", "refused",
-    "asks", "child", "cancel", "lock", "no lock", "lost", "given", "left", "again", "attempt begun", "continued",
-    "patch", "streamed", "forked",
+    "approval requested", "child", "cancel", "lock", "lock refused", "lock lost", "lock released", "children left",
+    "attempt failed", "attempt begun", "continued", "patch", "streamed", "forked",
 ]  # fmt: skip
 
 
@@ -88,7 +88,7 @@ def _entries(claim: Claim) -> Iterator[RunEntry]:  # noqa: C901, PLR0912, PLR091
             case j.Replied():
                 kind, name, value = _reply(entry, events)
             case j.ApprovalAsked():
-                kind, name, value = "asks", entry.id, stored_value(entry.data)
+                kind, name, value = "approval requested", entry.id, stored_value(entry.data)
             case j.ChildEnded():
                 kind, name = "child", entry.id
                 value = None if event is None else stored_value(event.payload)
@@ -99,15 +99,15 @@ def _entries(claim: Claim) -> Iterator[RunEntry]:  # noqa: C901, PLR0912, PLR091
                 kind, name, value = "lock", entry.key, {"token": entry.token}
                 keys[entry.number] = entry.key
             case j.LockRefused():
-                kind, name, value = "no lock", str(entry.number), f"{entry.why}: {entry.detail}"
+                kind, name, value = "lock refused", str(entry.number), f"{entry.why}: {entry.detail}"
             case j.LockLost():
-                kind, name = "lost", keys.get(entry.number, "")
+                kind, name = "lock lost", keys.get(entry.number, "")
             case j.LockGiven():
-                kind, name = "given", keys.get(entry.number, "")
+                kind, name = "lock released", keys.get(entry.number, "")
             case j.Left():
-                kind, name = "left", ", ".join(entry.children)
+                kind, name = "children left", ", ".join(entry.children)
             case j.BegunAgain():
-                kind, error = "again", entry.error
+                kind, error = "attempt failed", entry.error
                 tries.clear()
             case j.AttemptBegun():
                 kind = "attempt begun"

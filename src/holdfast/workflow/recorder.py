@@ -17,12 +17,9 @@ from ..rules.lock_outcomes import Outcome
 from ..rules.runs.outcomes import Recorded
 from ..rules.runs.record import Ending, Run
 from . import journal as j
-from .driver_host import DriverHost
+from .driver_host import RETRY_SECONDS, DriverHost
 from .replay import Replay
 from .step_heartbeats import StepHeartbeats
-
-RETRY_SECONDS = 0.2
-"""Seconds until a record is sent again after the store could not be reached."""
 
 Barrier = tuple[int, int]
 """An effect begins when so many journal entries and so many writes of children and attributes are stored."""

@@ -13,7 +13,7 @@ from ..validation import seconds
 from .definition import ONCE, Retry
 from .failures import is_one_of
 
-AS_OFTEN_AS_ASKED = Retry(max_attempts=1_000_000_000)
+WITHOUT_LIMIT = Retry(max_attempts=1_000_000_000)
 
 
 class NextAttempt(NamedTuple):
@@ -25,7 +25,7 @@ class NextAttempt(NamedTuple):
 
 def policy_of_step(retry: Retry, error: BaseException) -> Retry:
     """The policy for a failed step. Without a `Retry`, a step that raises `RetryAfter` is tried again each time."""
-    return AS_OFTEN_AS_ASKED if retry is ONCE and isinstance(error, RetryAfter) else retry
+    return WITHOUT_LIMIT if retry is ONCE and isinstance(error, RetryAfter) else retry
 
 
 def next_attempt(retry: Retry, error: BaseException, attempts: int, chance: float) -> NextAttempt:

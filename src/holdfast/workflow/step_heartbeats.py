@@ -1,10 +1,10 @@
 """The heartbeats of the running steps of one run: what bodies report, sent to the store now and then.
 
-A body may call `heartbeat` as often as it likes; the first call is sent at once, further ones at most every quarter of
-`heartbeat_timeout`. A step with a `heartbeat_timeout` begins when its first heartbeat is stored, so that a process that
-hangs at once is noticed too. The store waits a little longer for a heartbeat than this process does, so that a silent
-step is normally ended here, and only the run of a process that hangs is taken over. Nothing is sent after a driver has
-left its run.
+A body may call `heartbeat` as often as it likes; without a `heartbeat_timeout`, the first call is sent at once, and
+further ones every ten seconds. A step with a `heartbeat_timeout` begins when its first heartbeat is stored, so that a
+process that hangs at once is noticed too; calls are sent at most every quarter of the timeout after that. The store
+waits a little longer for a heartbeat than this process does, so that a silent step is normally ended here, and only the
+run of a process that hangs is taken over. Nothing is sent after a driver has left its run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ..rules.runs.record import Run
 from ..runtime.codec import decode_value, encode_value
 from ..validation import MICROSECONDS
 from .context import StepCall
-from .driver_host import DriverHost
+from .driver_host import RETRY_SECONDS, DriverHost
 
 MAX_DETAILS = 16_384
 """Bytes of the details of a heartbeat, at most: all details of a run are in its record."""
@@ -34,8 +34,6 @@ SENT_PER_TIMEOUT = 4
 """How many heartbeats of a step are sent within its `heartbeat_timeout`, at most."""
 PAUSE = 10.0
 """Seconds between two heartbeats that are sent of a step without `heartbeat_timeout`."""
-RETRY_SECONDS = 0.2
-"""Seconds until a heartbeat is sent again after the store could not be reached."""
 LONGEST_MARGIN = 1.0
 """How many seconds longer than this process the store waits for a heartbeat, at most; a quarter of short timeouts."""
 ADVICE = "give its type, heartbeat(details, type=...)"
@@ -63,7 +61,7 @@ class StepHeartbeats:
         return found
 
     def close(self, call: StepCall, then: Stored, *, failed: bool) -> None:
-        """An attempt has ended: nothing more is taken. `then` is called when nothing is under way; perhaps now.
+        """An attempt has ended: accept no further heartbeats. `then` is called when nothing is under way; perhaps now.
 
         If it has failed, its last heartbeat is stored first: the next attempt may be in another process.
         """
@@ -82,7 +80,7 @@ class StepHeartbeats:
         attempt.close(closed, send=failed)
 
     def stop(self) -> None:
-        """All attempts have ended, because the code of the run has: take nothing more, and send nothing more."""
+        """All attempts have ended, because the code of the run has. Accept no further heartbeats and send none."""
         self._abort("over")
 
     def leave(self) -> None:
@@ -252,7 +250,7 @@ class AttemptHeartbeats:
         self._timers.clear()
 
     def close(self, closed: Stored, *, send: bool) -> None:
-        """Take nothing more; with `send`, store what is not stored yet. Then call `closed`."""
+        """Accept no further heartbeats; with `send`, store what is not stored yet. Then call `closed`, once."""
         self._cancel_timers()
         with self._lock:
             refused = self._why == "refused"
@@ -261,16 +259,16 @@ class AttemptHeartbeats:
             closed(attempt_ended(self._command, "refused"))
             return
         self._unsent = self._unsent and self._fresh and send
-        self._closed, self._sends_rest = closed, send
-        if self._under_way:
-            return
-        if self._unsent:
-            self._send()
-        else:
+        self._sends_rest = send
+        if not self._under_way and not self._unsent:
             closed(None)
+            return
+        self._closed = closed
+        if not self._under_way:
+            self._send()
 
     def abort(self, why: str) -> None:
-        """Take nothing more, and send nothing more."""
+        """Accept no further heartbeats and send none."""
         self._cancel_timers()
         with self._lock:
             self._why, self._aborted = self._why or why, True
@@ -340,12 +338,14 @@ class AttemptHeartbeats:
             begun(error)
         with self._lock:
             self._scheduled = more = self._unsent
-        if self._closed is not None and not (more and error is None):
-            self._closed(error)
-        elif more and self._closed is not None:
+        if self._closed is None:
+            if more:
+                self._send_when_due()
+        elif more and error is None:
             self._send()
-        elif more:
-            self._send_when_due()
+        else:
+            closed, self._closed = self._closed, None
+            closed(error)
 
     def _refused(self, answer: Outcome | HoldfastError) -> None:
         with self._lock:

@@ -23,13 +23,11 @@ from ..rules.runs.outcomes import StreamWritten
 from ..rules.runs.record import Run
 from ..runtime.notifier import Notifier, running_loop
 from .context import StepCall
-from .driver_host import DriverHost
+from .driver_host import RETRY_SECONDS, DriverHost
 from .stream_writers import StreamWriter
 
 PAUSE = 0.02
 """Seconds between two batches of one stream, at least."""
-RETRY_SECONDS = 0.2
-"""Seconds until a batch is sent again after the store could not be reached."""
 BATCH_ITEMS = 1_000
 BATCH_BYTES = 262_144
 """A batch ends with the item that reaches this size."""
@@ -157,7 +155,7 @@ class AttemptStreams:
             buffer.close(refused_error(self._run.id, self._step, name, "over"), one_closed)
 
     def abort(self) -> None:
-        """Take nothing more, and send nothing more."""
+        """Accept no further items and send none."""
         self.end()
         for name, buffer in list(self._buffers.items()):
             buffer.abort(refused_error(self._run.id, self._step, name, "left"))
@@ -222,7 +220,7 @@ class StreamBuffer:
             self._send()
 
     def abort(self, error: HoldfastError) -> None:
-        """Take nothing more, and send nothing more."""
+        """Accept no further items and send none."""
         with self._lock:
             self._error, self._aborted = error, True
             self._items.clear()

@@ -8,6 +8,7 @@ afterwards; a store undoes the writes of one that fails.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 from msgspec.structs import replace
 
@@ -110,6 +111,20 @@ def start_or_signal(repo: RunRepository, now: int, new: NewRun, event: RunEvent,
     if not isinstance(outcome, Started) or outcome.run.id != new.id or not outcome.run.living:
         return outcome
     return replace(outcome, run=post_to(repo, now, outcome.run, event).run)
+
+
+def _readable(repo: RunRepository, children: Sequence[NewRun]) -> tuple[NewRun, ...]:
+    """Those of these children whose records can be read, or that do not exist.
+
+    A replay requests the start of a child again. A damaged child was started before: it must not keep its parent from
+    recording.
+    """
+    found = []
+    for new in children:
+        with suppress(RecordUnreadable):
+            repo.run(new.id)
+            found.append(new)
+    return tuple(found)
 
 
 def _known(repo: RunRepository, now: int, new: NewRun) -> Outcome | None:
@@ -230,6 +245,7 @@ def record(
     before = known(repo, run)
     if before is not None and before.last == request:
         done = then is None or before.status != "running" or before.fence != fence
+        children = _readable(repo, children)
         there = {new.id: repo.run(new.id) for new in children}
         taken = tuple(new.id for new in children if (other := there[new.id]) and other.request != new.request)
         limited = {name: LimitVerdict("reject") for name, child in there.items() if child is None}
@@ -253,7 +269,7 @@ def record(
     if swap is not None and changed is not None:
         repo.put_slot(swap.address, changed)
     taken, limited = (), {}
-    for new in children:
+    for new in _readable(repo, children):
         started = start(repo, now, new, "", parent=before)
         woken += started.woken
         if isinstance(started, RunTaken):
