@@ -69,11 +69,18 @@ def _a(what: str) -> str:
 
 
 def seconds(value: Duration, *, what: str = "a duration") -> float:
-    """Return a duration in seconds.
+    """Return a duration in seconds; at most a hundred years.
 
     >>> seconds("5 minutes"), seconds(0.5), seconds(timedelta(hours=1)), seconds("1 h 30 m")
     (300.0, 0.5, 3600.0, 5400.0)
     """
+    result = _finite_seconds(value, what)
+    if result > LONGEST_SECONDS:
+        raise InvalidDuration(f"{what} cannot be {value!r}: it must be at most 100 years")
+    return result
+
+
+def _finite_seconds(value: Duration, what: str) -> float:
     if isinstance(value, timedelta):
         result = value.total_seconds()
     elif isinstance(value, str):
@@ -87,8 +94,6 @@ def seconds(value: Duration, *, what: str = "a duration") -> float:
             result = math.inf
     if math.isnan(result) or math.isinf(result) or result < 0:
         raise InvalidDuration(f"{what} cannot be {value!r}: it must be a finite number that is not negative")
-    if result > LONGEST_SECONDS:
-        raise InvalidDuration(f"{what} cannot be {value!r}: it must be at most 100 years")
     return result
 
 
@@ -132,7 +137,7 @@ def checked_ttl(value: Duration, *, what: str = "ttl") -> int:
     >>> checked_ttl(30)
     30000000
     """
-    length = seconds(value, what=what)
+    length = _finite_seconds(value, what)
     if not MIN_TTL_SECONDS <= length <= MAX_TTL_SECONDS:
         raise InvalidDuration(f"{what} cannot be {value!r}: it must be between 0.1 seconds and 366 days")
     return round(length * MICROSECONDS)

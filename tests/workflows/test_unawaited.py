@@ -39,6 +39,8 @@ CALLS = {
     "Context.wait_for_signal": lambda ctx: ctx.wait_for_signal("forgotten", timeout="1 day"),
     "Context.child": lambda ctx: ctx.child(other, 1),
     "Context.start_child": lambda ctx: ctx.start_child(other, 1),
+    "Context.approve": lambda ctx: ctx.approve("forgotten"),
+    "Context.set_details": lambda ctx: ctx.set_details("forgotten"),
     "Context.set_attributes": lambda ctx: ctx.set_attributes(forgotten=True),
     "AsyncState.set": lambda ctx: ctx.state.workflow("forgotten").set(1),
     "AsyncState.get": lambda ctx: ctx.state.execution("forgotten").get(),
@@ -50,7 +52,8 @@ CALLS = {
 def test_every_call_that_must_be_awaited_is_listed_here():
     names = {
         f"Context.{name}"
-        for name, member in vars(Context).items()
+        for kind in Context.__mro__
+        for name, member in vars(kind).items()
         if not name.startswith("_") and asyncio.iscoroutinefunction(member)
     }
     assert names - {"Context.call"} == {name for name in CALLS if name.startswith("Context.")}

@@ -509,6 +509,12 @@ class Context(ContextLocks, ContextRequests, ContextChildren):
         self._code.set_attributes(checked_attributes(attributes))
 
 
+for _part in (ContextChildren, ContextRequests):  # the warning about a call without `await` names it as users know it
+    for _name, _member in vars(_part).items():
+        if inspect.iscoroutinefunction(_member):
+            _member.__qualname__ = f"Context.{_name}"
+
+
 def arguments_of(step: str, fingerprint: Any, args: tuple[Any, ...], options: dict[str, Any]) -> str:
     """The hash by which a replay compares the arguments of a step: of them, or of what identifies them.
 
