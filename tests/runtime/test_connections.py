@@ -157,11 +157,11 @@ def test_a_client_opens_connections_when_it_needs_them(url, filled, monkeypatch)
     monkeypatch.setattr(client, "QUERIES_IDLE", 0.05)
     with Client(url) as other, Client(url) as hf:
         held = other.semaphore("counted", permits=1, ttl=5).acquire()
-        assert filled.count() == 2
+        eventually(lambda: filled.count() == 2)
         hf.leases.acquire_lease("named", "me", 5)
-        assert filled.count() == 3
+        eventually(lambda: filled.count() == 3)
         with hf.lock("free", ttl=5):
-            assert filled.count() == 4
+            eventually(lambda: filled.count() == 4)
         waiting = threading.Thread(target=lambda: hf.semaphore("counted", permits=1, ttl=5).acquire().release())
         waiting.start()
         eventually(lambda: filled.count() == 5)
